@@ -1,0 +1,40 @@
+"""Communication overlap for Megatron-Bridge and Megatron-Core, answered before launch.
+
+The public API; every name is imported on first use, so that ``import overlapkit`` costs nothing:
+
+- ``load_recipe(path, overrides)``: a YAML recipe as a :class:`overlapkit.recipe.Recipe`.
+- ``resolve(recipe)``: its :class:`overlapkit.plan.Plan`; takes a path, a mapping or a ``Recipe``.
+- ``RecipeError``: what both raise when a recipe cannot be used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from overlapkit.errors import RecipeError as RecipeError
+    from overlapkit.plan import Plan as Plan
+    from overlapkit.recipe import Recipe as Recipe
+    from overlapkit.recipe import load_recipe as load_recipe
+    from overlapkit.resolve import resolve as resolve
+
+__version__ = "0.1.0"
+__all__ = ["Plan", "Recipe", "RecipeError", "__version__", "load_recipe", "resolve"]
+
+_HOME = {
+    "Plan": "overlapkit.plan",
+    "Recipe": "overlapkit.recipe",
+    "RecipeError": "overlapkit.errors",
+    "load_recipe": "overlapkit.recipe",
+    "resolve": "overlapkit.resolve",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'overlapkit' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

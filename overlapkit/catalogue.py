@@ -1,0 +1,106 @@
+"""The catalogues: GPUs (``data/gpus.yaml``) and software that belongs together (``data/software.yaml``)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from overlapkit.data import load_yaml
+from overlapkit.versions import parse_version
+
+GENERATIONS = ("ampere", "hopper", "blackwell", "rubin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU model; None is unknown. Units as in ``data/gpus.yaml``."""
+
+    name: str
+    generation: str
+    compute_capability: str | None
+    sm_count: int | None
+    bf16_tflops: float | None
+    fp8_tflops: float | None
+    fp4_tflops: float | None
+    hbm_gb: float | None
+    hbm_gb_per_s: float | None
+    nvlink_gb_per_s: float | None
+    nvlink_domain_size: int | None
+    gpus_per_node: int | None
+    nic_gbps: float | None
+    cuda_multicast: bool | None
+    preset_family: str | None
+
+    @property
+    def blackwell_or_newer(self) -> bool:
+        return GENERATIONS.index(self.generation) >= GENERATIONS.index("blackwell")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftwareRow:
+    """Versions that were released together, under a container's or a Bridge release's name."""
+
+    name: str
+    megatron_bridge: str
+    megatron_core: str
+    transformer_engine: str
+    torch: str
+
+
+def find_gpu(spelling: str) -> Gpu | None:
+    """The GPU of a spelling such as ``H100``, ``h100-sxm`` or ``NVIDIA H100 80GB HBM3``."""
+    name = _spellings().get(_normalised(spelling))
+    return None if name is None else _gpu(name)
+
+
+def gpu_names() -> tuple[str, ...]:
+    return tuple(load_yaml("gpus.yaml"))
+
+
+def software_rows() -> tuple[SoftwareRow, ...]:
+    """Every row, oldest first."""
+    return _rows()
+
+
+def row_of_container(container: str) -> SoftwareRow | None:
+    """The row of ``nemo:26.04``, with or without a registry and path before it."""
+    tag = container.strip().rpartition("/")[2].lower()
+    return next((row for row in _rows() if row.name == tag), None)
+
+
+def row_of_bridge(version: str) -> SoftwareRow:
+    """The row of a Bridge version: its own, else the newest that is not newer, else the oldest."""
+    here = parse_version(version)
+    older = [row for row in _rows() if not here < parse_version(row.megatron_bridge)]
+    return max(older, key=lambda row: parse_version(row.megatron_bridge)) if older else _rows()[0]
+
+
+def _normalised(spelling: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", spelling.lower()).removeprefix("nvidia")
+
+
+@lru_cache(maxsize=1)
+def _spellings() -> dict[str, str]:
+    table = {}
+    for name, entry in load_yaml("gpus.yaml").items():
+        for spelling in (_normalised(name), *entry["aliases"]):
+            table[spelling] = name
+    return table
+
+
+@lru_cache(maxsize=32)
+def _gpu(name: str) -> Gpu:
+    entry: dict[str, Any] = load_yaml("gpus.yaml")[name]
+    tflops = entry["dense_tflops"]
+    plain = {key: entry[key] for key in Gpu.__dataclass_fields__ if key in entry}
+    return Gpu(
+        name=name, bf16_tflops=tflops["bf16"], fp8_tflops=tflops["fp8"], fp4_tflops=tflops["fp4"], **plain
+    )
+
+
+@lru_cache(maxsize=1)
+def _rows() -> tuple[SoftwareRow, ...]:
+    keys = SoftwareRow.__dataclass_fields__
+    return tuple(SoftwareRow(**{key: row[key] for key in keys}) for row in load_yaml("software.yaml")["rows"])

@@ -1,0 +1,51 @@
+"""Recipes: YAML files, mappings and Bridge dumps, typed and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from overlapkit.recipe.build import build_recipe
+from overlapkit.recipe.place import Place
+from overlapkit.recipe.sections import Recipe
+
+__all__ = ["Recipe", "load_recipe", "recipe_from_mapping"]
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A YAML recipe, with ``section.key=value`` overrides in OmegaConf's dotlist form.
+
+    Raises:
+        RecipeError: the file or an override cannot be used; the text names file, line and field.
+    """
+    from overlapkit.recipe import yaml_source
+
+    source = str(path)
+    document = yaml_source.parse(yaml_source.read_text(path), source)
+    return _finish(document.value, source, overrides, document.lines)
+
+
+def recipe_from_mapping(value: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "mapping") -> Recipe:
+    """A recipe from plain Python values of the form of the YAML file.
+
+    Raises:
+        RecipeError: a value or an override cannot be used.
+    """
+    from overlapkit.recipe.plain import plain_tree
+
+    return _finish(plain_tree(value, source), source, overrides, {})
+
+
+def _finish(value: dict[str, Any], source: str, overrides: Sequence[str], lines: Mapping[str, int]) -> Recipe:
+    from overlapkit.recipe.interpolation import has_interpolation, resolve_interpolations
+
+    overridden: frozenset[str] = frozenset()
+    if overrides:
+        from overlapkit.recipe.overrides import apply_overrides
+
+        value, overridden = apply_overrides(value, overrides)
+    place = Place(source, lines, overridden)
+    if has_interpolation(value):
+        value = resolve_interpolations(value, place.error)
+    return build_recipe(value, place)

@@ -1,0 +1,316 @@
+"""A tree of plain values to a :class:`Recipe`: every key known, every value of its kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+from overlapkit.errors import RecipeError, nearest, shown
+from overlapkit.recipe import sections
+from overlapkit.recipe.known_keys import KnownKeys, known_keys
+from overlapkit.recipe.place import Place
+from overlapkit.recipe.sections import CommOverlap, MixedPrecision, Recipe
+from overlapkit.recipe.userbuffers import clean_userbuffers
+
+SECTIONS: dict[str, type] = {
+    "cluster": sections.Cluster,
+    "software": sections.Software,
+    "model": sections.Model,
+    "train": sections.Train,
+    "validation": sections.Validation,
+    "optimizer": sections.Optimizer,
+    "ddp": sections.Ddp,
+    "dist": sections.Dist,
+    "mixed_precision": sections.MixedPrecision,
+    "comm_overlap": sections.CommOverlap,
+    "dataset": sections.Dataset,
+}
+OURS = ("cluster", "software")
+_PEFT_SCHEMES = ("lora", "dora", "canonical_lora", "vlm_lora")
+
+
+def build_recipe(value: Mapping[str, Any], place: Place) -> Recipe:
+    """The typed recipe.
+
+    Raises:
+        RecipeError: an unknown key, a value of the wrong kind, or a negative size.
+    """
+    is_dump = _is_dump(value)
+    known = known_keys()
+    _check_keys(value, place, is_dump, known)
+    parsed = {name: _section(name, value.get(name), place) for name in SECTIONS if name not in _OWN_BUILDERS}
+    return Recipe(
+        source=place.source,
+        is_dump=is_dump,
+        mixed_precision=_mixed_precision(value.get("mixed_precision"), place),
+        comm_overlap=_comm_overlap(value, place, is_dump),
+        peft=_peft(value.get("peft"), place),
+        env_vars=_env_vars(value.get("env_vars"), place),
+        written=_written(value, place, is_dump),
+        overridden=place.overridden,
+        foreign_keys=() if is_dump else known.partial(value),
+        lines=place.lines,
+        **parsed,
+    )
+
+
+_OWN_BUILDERS = ("mixed_precision", "comm_overlap")
+
+
+def _is_dump(value: Mapping[str, Any]) -> bool:
+    """Bridge writes a ``_target_`` into every node it dumps."""
+    return "_target_" in value or any(isinstance(part, dict) and "_target_" in part for part in value.values())
+
+
+def _written(value: Mapping[str, Any], place: Place, is_dump: bool) -> frozenset[str]:
+    if is_dump:
+        return place.overridden
+    return frozenset(
+        f"{section}.{key}"
+        for section, body in value.items()
+        if isinstance(body, dict)
+        for key, item in body.items()
+        if item is not None
+    )
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def _check_keys(value: Mapping[str, Any], place: Place, is_dump: bool, known: KnownKeys) -> None:
+    for section, body in value.items():
+        if section in OURS:
+            _check_section_keys(section, body, place, frozenset(_specs(section)))
+        elif not is_dump:
+            if section not in known.sections:
+                raise _unknown("", section, place, [*known.sections, *OURS])
+            if section not in known.free_sections:
+                _check_section_keys(section, body, place, known.keys(section))
+    if is_dump:
+        _check_overrides(place, known)
+
+
+def _check_section_keys(section: str, body: Any, place: Place, keys: frozenset[str]) -> None:
+    if isinstance(body, dict):
+        for key in body:
+            if key not in keys and key != "_target_":
+                raise _unknown(section, key, place, keys)
+
+
+def _check_overrides(place: Place, known: KnownKeys) -> None:
+    """A dump's own keys pass, but a misspelt override must not vanish."""
+    for path in place.overridden:
+        section, _, rest = path.partition(".")
+        if section in OURS:
+            continue
+        if section not in known.sections:
+            raise _unknown("", section, place, [*known.sections, *OURS])
+        key = rest.partition(".")[0]
+        if key and section not in known.free_sections and key not in known.keys(section):
+            raise _unknown(section, key, place, known.keys(section))
+
+
+def _unknown(section: str, key: Any, place: Place, keys: Any) -> RecipeError:
+    path = f"{section}.{key}" if section else str(key)
+    near = nearest(str(key), keys)
+    home = None if near else known_keys().section_of(str(key))
+    hint = f"did you mean {section + '.' if section else ''}{near}?" if near else None
+    if home:
+        hint = f"it belongs to {home}: write {home}.{key}"
+    return place.error(path, "unknown key" if section else "unknown section", hint)
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=32)
+def _specs(section: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Field -> its kind and choices, read from the section's dataclass."""
+    return {
+        spec.name: (spec.metadata["kind"], spec.metadata["choices"])
+        for spec in fields(SECTIONS[section])
+        if "kind" in spec.metadata
+    }
+
+
+def _section(name: str, body: Any, place: Place) -> Any:
+    if body is None:
+        return SECTIONS[name]()
+    return SECTIONS[name](**_fields(name, body, place), **_extras(name, body))
+
+
+def _fields(name: str, body: Any, place: Place) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise place.error(name, f"expected a mapping, got {shown(body)}")
+    specs = _specs(name)
+    values = {}
+    for key, item in body.items():
+        spec = specs.get(key)
+        if spec is None or item is None:
+            continue
+        values[key] = _value(item, spec, f"{name}.{key}", place)
+    return values
+
+
+def _extras(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a section says other than by a field's value."""
+    if name == "software":
+        return {"transformer_engine_absent": "transformer_engine" in body and body["transformer_engine"] is None}
+    if name == "dataset":
+        target = body.get("_target_")
+        return {"kind": target.rpartition(".")[2] if isinstance(target, str) else None}
+    return {}
+
+
+def _value(item: Any, spec: tuple[str, tuple[str, ...]], path: str, place: Place) -> Any:
+    kind, choices = spec
+    check = _CHECKS.get(kind)
+    if check is not None:
+        expected = check(item)
+        if expected is not None:
+            raise place.error(path, f"expected {expected}, got {shown(item)}", _hint(kind, item))
+        return item
+    if kind == "choice":
+        if not isinstance(item, str) or item not in choices:
+            near = nearest(item, choices) if isinstance(item, str) else None
+            hint = f"did you mean {near}?" if near else None
+            raise place.error(path, f"expected one of {', '.join(choices)}, got {shown(item)}", hint)
+        return item
+    if kind in ("names", "sizes"):
+        return _sequence(item, kind, path, place)
+    return item
+
+
+def _is_int(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+_CHECKS: dict[str, Callable[[Any], str | None]] = {
+    "size": lambda v: None if _is_int(v) and 1 <= v < 2**63 else "a whole number of at least 1",
+    "count": lambda v: None if _is_int(v) and 0 <= v < 2**63 else "a whole number of at least 0",
+    "integer": lambda v: None if _is_int(v) and abs(v) < 2**63 else "a whole number",
+    "number": lambda v: (
+        None
+        if isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v < 2**63 and math.isfinite(v)
+        else "a number above 0"
+    ),
+    "flag": lambda v: None if isinstance(v, bool) else "true or false",
+    "text": lambda v: None if isinstance(v, str) else "text",
+    "version": lambda v: None if isinstance(v, str) else 'a version as text, such as "2.10"',
+}
+
+
+def _hint(kind: str, item: Any) -> str | None:
+    if kind == "version" and isinstance(item, (int, float)) and not isinstance(item, bool):
+        return f'quote it: "{shown(item)}" (a YAML number reads 2.10 as 2.1)'
+    if kind in ("size", "count", "integer") and isinstance(item, str):
+        return "write the number without quotes"
+    return None
+
+
+def _sequence(item: Any, kind: str, path: str, place: Place) -> tuple[Any, ...]:
+    if kind == "sizes":
+        if not isinstance(item, list) or any(_CHECKS["size"](entry) for entry in item):
+            raise place.error(path, f"expected a list of whole numbers of at least 1, got {shown(item)}")
+        return tuple(item)
+    entries = item.split(",") if isinstance(item, str) else item
+    if not isinstance(entries, list):
+        raise place.error(path, f"expected a list of names, got {shown(item)}")
+    return tuple(_name(entry, path, place) for entry in entries if entry != "")
+
+
+def _name(entry: Any, path: str, place: Place) -> str:
+    """A name, or an enum member as Bridge dumps it (``CudaGraphScope.attn`` or with ``_name_``)."""
+    if isinstance(entry, dict) and isinstance(entry.get("_name_"), str):
+        entry = entry["_name_"]
+    if not isinstance(entry, str):
+        raise place.error(path, f"expected a list of names, got {shown(entry)} in it")
+    return entry.strip().rpartition(".")[2]
+
+
+# --- sections with a form of their own -----------------------------------------------------------
+
+
+def _mixed_precision(body: Any, place: Place) -> MixedPrecision | None:
+    if body is None:
+        return None
+    if isinstance(body, str):
+        from overlapkit.precision import named_precisions
+
+        name = body.replace("-", "_")
+        if name not in named_precisions():
+            near = nearest(name, named_precisions())
+            raise place.error(
+                "mixed_precision",
+                f"{shown(body)} is not a precision recipe of Megatron-Bridge",
+                f"did you mean {near}?" if near else None,
+            )
+        return MixedPrecision(name=name)
+    return MixedPrecision(**_fields("mixed_precision", body, place))
+
+
+def _comm_overlap(value: Mapping[str, Any], place: Place, is_dump: bool) -> CommOverlap | None:
+    if "comm_overlap" not in value:
+        return None if is_dump else CommOverlap()
+    body = value["comm_overlap"]
+    if body is None:
+        return None
+    values = _fields("comm_overlap", body, place)
+    if is_dump:
+        values["tp_comm_overlap_cfg"] = None
+    if "tp_comm_overlap" in body:
+        values["tp_comm_overlap"] = _tp_comm_overlap(body["tp_comm_overlap"], place)
+    if "tp_comm_overlap_cfg" in body:
+        path = "comm_overlap.tp_comm_overlap_cfg"
+        cfg = body["tp_comm_overlap_cfg"]
+        values["tp_comm_overlap_cfg"] = clean_userbuffers(cfg, path, place.error)
+        values["tp_comm_overlap_cfg_is_dataclass"] = isinstance(cfg, dict) and "_target_" in cfg
+    if "tp_comm_bootstrap_backend" in body:
+        backend = body["tp_comm_bootstrap_backend"]
+        if backend is not None and not isinstance(backend, str):
+            raise place.error("comm_overlap.tp_comm_bootstrap_backend", f"expected text, got {shown(backend)}")
+        values["tp_comm_bootstrap_backend"] = backend
+    return CommOverlap(**values)
+
+
+def _tp_comm_overlap(item: Any, place: Place) -> Any:
+    if item is None or isinstance(item, bool) or item == sections.AUTO:
+        return item
+    raise place.error("comm_overlap.tp_comm_overlap", f"expected true, false or auto, got {shown(item)}")
+
+
+def _peft(body: Any, place: Place) -> str | None:
+    """The adapter's scheme: named by text, by a dump's class, or LoRA when only its options are given."""
+    if body is None:
+        return None
+    if isinstance(body, str):
+        if body.lower() in ("none", "null", "full"):
+            return None
+        if body.lower() not in _PEFT_SCHEMES:
+            raise place.error("peft", f"expected one of {', '.join(_PEFT_SCHEMES)}, got {shown(body)}")
+        return body.lower()
+    if not isinstance(body, dict):
+        raise place.error("peft", f"expected lora, dora or a mapping, got {shown(body)}")
+    target = body.get("_target_")
+    return target.rpartition(".")[2].lower() if isinstance(target, str) else "lora"
+
+
+def _env_vars(body: Any, place: Place) -> dict[str, str] | None:
+    """Names to values, as Bridge writes them into the environment: ``str(value)``."""
+    if body is None:
+        return None
+    if not isinstance(body, dict):
+        raise place.error("env_vars", f"expected a mapping of variables, got {shown(body)}")
+    result = {}
+    for name, item in body.items():
+        if name == "_target_":
+            continue
+        if not isinstance(name, str) or not name:
+            raise place.error("env_vars", f"a variable's name is text, got {shown(name)}")
+        if not isinstance(item, (str, int, float, bool)):
+            raise place.error(f"env_vars.{name}", f"expected text or a number, got {shown(item)}")
+        result[name] = str(item)
+    return result

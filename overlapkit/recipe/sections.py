@@ -1,0 +1,333 @@
+"""The recipe's dataclasses: what the user wrote, typed, nothing derived.
+
+Field names are Megatron-Bridge's and Megatron-Core's. ``None`` means "not set by the user"; the two
+fields where null means something else say so. Each field's kind is what ``build`` checks a value by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+AUTO: Literal["auto"] = "auto"
+
+
+def _of(kind: str, doc: str, *, choices: tuple[str, ...] = (), default: Any = None) -> Any:
+    return field(default=default, metadata={"kind": kind, "doc": doc, "choices": choices})
+
+
+def size(doc: str) -> Any:
+    """A whole number of at least 1."""
+    return _of("size", doc)
+
+
+def count(doc: str) -> Any:
+    """A whole number of at least 0."""
+    return _of("count", doc)
+
+
+def integer(doc: str) -> Any:
+    """Any whole number."""
+    return _of("integer", doc)
+
+
+def number(doc: str) -> Any:
+    """A finite number above 0."""
+    return _of("number", doc)
+
+
+def flag(doc: str) -> Any:
+    """true or false."""
+    return _of("flag", doc)
+
+
+def text(doc: str) -> Any:
+    return _of("text", doc)
+
+
+def version(doc: str) -> Any:
+    """A version as text: a YAML number would read 2.10 as 2.1."""
+    return _of("version", doc)
+
+
+def choice(doc: str, *choices: str) -> Any:
+    return _of("choice", doc, choices=choices)
+
+
+def names(doc: str) -> Any:
+    """A list of names, or one name, or a comma-separated text."""
+    return _of("names", doc)
+
+
+def sizes(doc: str) -> Any:
+    """A list of whole numbers of at least 1."""
+    return _of("sizes", doc)
+
+
+def anything(doc: str) -> Any:
+    """A value whose presence counts, not its form."""
+    return _of("anything", doc)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The machine the job will run on."""
+
+    gpu: str | None = text("GPU model, for example h100, h20 or gb200")
+    num_gpus: int | None = size("GPUs of the whole job")
+    gpus_per_node: int | None = size("GPUs per host; the GPU's usual number when absent")
+    nvlink_domain_size: int | None = size("GPUs that reach each other over NVLink; the GPU's own when absent")
+    driver_version: str | None = version("NVIDIA driver of the nodes")
+    cuda_multicast: bool | None = flag("whether CUDA multicast works on the nodes; derived when absent")
+    nic_gbps: float | None = number("network bandwidth per GPU in Gbit/s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """The training container, not this machine."""
+
+    framework: str | None = choice("what trains", "megatron-bridge", "megatron-lm")
+    container: str | None = text("NGC container, for example nemo:26.04")
+    megatron_bridge: str | None = version("Megatron-Bridge's version")
+    megatron_core: str | None = version("Megatron-Core's version")
+    transformer_engine: str | None = version("Transformer Engine's version; null: not installed; detect: look here")
+    transformer_engine_absent: bool = False  # written as null: the container has none
+    torch: str | None = version("PyTorch's version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Sizes and parallelism of the model, and the raw overlap values that stand there."""
+
+    tensor_model_parallel_size: int | None = size("GPUs that split each layer")
+    sequence_parallel: bool | None = flag("split activations along the sequence in the TP group")
+    pipeline_model_parallel_size: int | None = size("pipeline stages")
+    virtual_pipeline_model_parallel_size: int | None = size("model chunks per pipeline stage")
+    context_parallel_size: int | None = size("GPUs that split the sequence")
+    expert_model_parallel_size: int | None = size("GPUs that share the experts of a layer")
+    expert_tensor_parallel_size: int | None = size("GPUs that split one expert")
+    pipeline_model_parallel_layout: Any = anything("explicit layers per stage")
+    num_layers_in_first_pipeline_stage: int | None = integer("layers of the first stage")
+    num_layers_in_last_pipeline_stage: int | None = integer("layers of the last stage")
+    account_for_embedding_in_pipeline_split: bool | None = flag("count the embedding as a layer")
+    account_for_loss_in_pipeline_split: bool | None = flag("count the loss as a layer")
+    microbatch_group_size_per_vp_stage: int | None = integer("contiguous microbatches per chunk; PP when absent")
+    cp_comm_type: tuple[str, ...] | None = names("how CP exchanges keys and values")
+    hierarchical_context_parallel_sizes: tuple[int, ...] | None = sizes("CP sizes per level of a2a+p2p")
+
+    num_layers: int | None = size("transformer layers")
+    hidden_size: int | None = size("width of the residual stream")
+    ffn_hidden_size: int | None = size("width inside the MLP; 4 x hidden_size when absent")
+    num_attention_heads: int | None = size("attention heads")
+    num_query_groups: int | None = size("key/value heads; num_attention_heads when absent")
+    kv_channels: int | None = size("width of a head; hidden_size / heads when absent")
+    gated_linear_unit: bool | None = flag("two input projections in the MLP (SwiGLU, GeGLU)")
+    vocab_size: int | None = size("vocabulary before padding")
+    make_vocab_size_divisible_by: int | None = size("the vocabulary is padded to this times TP")
+    should_pad_vocab: bool | None = flag("whether Bridge pads the vocabulary")
+    share_embeddings_and_output_weights: bool | None = flag("one matrix for embedding and output layer")
+    seq_length: int | None = size("tokens per sequence")
+    variable_seq_lengths: bool | None = flag("sequences differ between microbatches")
+    add_bias_linear: bool | None = flag("biases in the linear layers")
+    add_qkv_bias: bool | None = flag("a bias in the QKV projection")
+    multi_latent_attention: bool | None = flag("MLA")
+    mtp_num_layers: int | None = count("multi-token-prediction layers")
+    heterogeneous_block_specs: bool | None = flag("layers differ in kind")
+    is_hybrid_model: bool | None = flag("Mamba or other hybrid layers")
+
+    num_moe_experts: int | None = count("routed experts per MoE layer")
+    moe_ffn_hidden_size: int | None = size("width inside an expert")
+    moe_layer_freq: Any = anything("which layers are MoE")
+    moe_router_topk: int | None = size("experts per token")
+    moe_token_dispatcher_type: str | None = choice(
+        "how tokens reach their experts", "allgather", "alltoall", "alltoall_seq", "flex"
+    )
+    moe_flex_dispatcher_backend: str | None = choice(
+        "library behind the flex dispatcher", "deepep", "hybridep", "ncclep"
+    )
+    moe_enable_deepep: bool | None = flag("DeepEP, before moe_flex_dispatcher_backend existed")
+    moe_shared_expert_intermediate_size: int | None = size("width of the shared expert")
+    moe_shared_expert_overlap: bool | None = flag("shared expert beside the dispatch")
+    moe_use_legacy_grouped_gemm: bool | None = flag("grouped GEMM of old Megatron-Core")
+
+    bf16: bool | None = flag("BF16 training")
+    fp16: bool | None = flag("FP16 training")
+    fp8: str | None = text("FP8 format, e4m3 or hybrid")
+    fp8_recipe: str | None = choice(
+        "FP8 scaling", "delayed", "tensorwise", "mxfp8", "blockwise", "custom"
+    )
+    fp4: str | None = text("FP4 format, e2m1")
+    fp8_param: bool | None = flag("weights stay in FP8")
+    first_last_layers_bf16: bool | None = flag("first and last layers in BF16 under FP8")
+    num_layers_at_start_in_bf16: int | None = integer("BF16 layers at the start")
+    num_layers_at_end_in_bf16: int | None = integer("BF16 layers at the end")
+    gradient_accumulation_fusion: bool | None = flag("weight gradients add into the main gradient in the GEMM")
+    cross_entropy_loss_fusion: bool | None = flag("fused cross-entropy")
+    deterministic_mode: bool | None = flag("bit-exact reproducibility")
+    recompute_granularity: str | None = choice("activation recomputation", "selective", "full")
+    recompute_method: str | None = choice("which layers are recomputed", "uniform", "block")
+    recompute_num_layers: int | None = integer("layers per recomputed block")
+    recompute_modules: tuple[str, ...] | None = names("modules that selective recomputation redoes")
+    cuda_graph_impl: str | None = choice(
+        "CUDA graphs", "none", "local", "transformer_engine", "full_iteration"
+    )
+    cuda_graph_modules: tuple[str, ...] | None = names("parts of a layer in CUDA graphs")
+    cuda_graph_scope: tuple[str, ...] | None = names("parts of a layer in CUDA graphs, the older name")
+    enable_cuda_graph: bool | None = flag("the older name of cuda_graph_impl=local")
+    external_cuda_graph: bool | None = flag("the older name of cuda_graph_impl=transformer_engine")
+    transformer_impl: str | None = text("whose layers")
+
+    tp_comm_overlap: bool | None = flag("TP userbuffers, as it stands before the set-up")
+    tp_comm_overlap_cfg: Any = anything("userbuffers configuration, as it stands before the set-up")
+    tp_comm_bootstrap_backend: str | None = text("userbuffers bootstrap, as it stands before the set-up")
+    tp_comm_overlap_rs_dgrad: bool | None = flag("reduce-scatter overlapped with the input gradient's GEMM")
+    tp_comm_bulk_dgrad: bool | None = flag("bulk all-gather beside the input gradient")
+    tp_comm_bulk_wgrad: bool | None = flag("bulk reduce-scatter beside the weight gradient")
+    overlap_p2p_comm: bool | None = flag("pipeline sends beside compute")
+    batch_p2p_comm: bool | None = flag("pipeline sends and receives in one batch")
+    overlap_p2p_comm_warmup_flush: bool | None = flag("overlap in warm-up and flush too")
+    defer_embedding_wgrad_compute: bool | None = flag("embedding weight gradient in the pipeline's flush")
+    wgrad_deferral_limit: int | None = integer("microbatches that may be deferred; 0 for all")
+    overlap_moe_expert_parallel_comm: bool | None = flag("EP all-to-all beside another microbatch")
+    delay_wgrad_compute: bool | None = flag("weight gradients apart from input gradients")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """Batch sizes."""
+
+    micro_batch_size: int | None = size("sequences per microbatch and DP rank")
+    global_batch_size: int | None = size("sequences per optimizer step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    eval_micro_batch_size: int | None = size("sequences per microbatch in evaluation; micro_batch_size when absent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    optimizer: str | None = text("adam, sgd, muon, ...")
+    use_distributed_optimizer: bool | None = flag("optimizer state sharded over DP")
+    overlap_param_gather: bool | None = flag("parameter all-gather beside the forward pass")
+    overlap_param_gather_with_optimizer_step: bool | None = flag("first all-gather beside the step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ddp:
+    """Data-parallel buckets, as they stand before the set-up."""
+
+    use_distributed_optimizer: bool | None = flag("gradients reduce-scattered, parameters gathered")
+    overlap_grad_reduce: bool | None = flag("gradient reduction beside the backward pass")
+    overlap_param_gather: bool | None = flag("parameter all-gather beside the forward pass")
+    align_param_gather: bool | None = flag("all stages gather at the same time")
+    bucket_size: int | None = integer("parameters (not bytes) per bucket")
+    num_buckets: int | None = integer("buckets instead of a bucket size")
+    delay_wgrad_compute: bool | None = flag("gradients arrive later than DDP's hooks expect")
+    grad_reduce_in_fp32: bool | None = flag("gradients reduced in FP32")
+    average_in_collective: bool | None = flag("the collective averages")
+    nccl_ub: bool | None = flag("NCCL user buffers for DP")
+    use_megatron_fsdp: bool | None = flag("Megatron-FSDP")
+    use_custom_fsdp: bool | None = flag("the older name of use_megatron_fsdp")
+    data_parallel_sharding_strategy: str | None = text("what FSDP shards")
+    num_distributed_optimizer_instances: int | None = size("replicas of the distributed optimizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dist:
+    use_megatron_fsdp: bool | None = flag("Megatron-FSDP")
+    use_torch_fsdp2: bool | None = flag("PyTorch's FSDP2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPrecision:
+    """A named precision recipe of Bridge, or its fields."""
+
+    name: str | None = None
+    bf16: bool | None = flag("BF16 training")
+    fp16: bool | None = flag("FP16 training")
+    fp8: str | None = text("FP8 format, e4m3 or hybrid")
+    fp8_recipe: str | None = choice(
+        "FP8 scaling", "delayed", "tensorwise", "mxfp8", "blockwise", "custom"
+    )
+    fp4: str | None = text("FP4 format, e2m1")
+    grad_reduce_in_fp32: bool | None = flag("gradients reduced in FP32")
+    first_last_layers_bf16: bool | None = flag("first and last layers in BF16 under FP8")
+    num_layers_at_start_in_bf16: int | None = integer("BF16 layers at the start")
+    num_layers_at_end_in_bf16: int | None = integer("BF16 layers at the end")
+    fp8_param_gather: bool | None = flag("parameters gathered in FP8")
+    fp8_param: bool | None = flag("weights stay in FP8")
+    reuse_grad_buf_for_mxfp8_param_ag: bool | None = flag("MXFP8 parameters gathered in the gradient buffer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommOverlap:
+    """Bridge's CommOverlapConfig, as the user wrote it.
+
+    ``tp_comm_overlap``: true, false, ``auto`` (on when legal), or None (Bridge's None: off).
+    ``tp_comm_overlap_cfg``: ``auto`` (choose a preset), None (Transformer Engine's defaults), a preset
+    name, a path, or a mapping. ``tp_comm_bootstrap_backend``: None is Bridge's None.
+    """
+
+    tp_comm_overlap: bool | Literal["auto"] | None = AUTO
+    tp_comm_overlap_cfg: str | Mapping[str, Any] | None = AUTO
+    tp_comm_overlap_cfg_is_dataclass: bool = False  # a dump's expanded preset, which Bridge accepts
+    tp_comm_bootstrap_backend: str | None = "nccl"
+    overlap_p2p_comm: bool | None = flag("pipeline sends beside compute; by PP and VP when absent")
+    batch_p2p_comm: bool | None = flag("pipeline sends in one batch; by PP and VP when absent")
+    overlap_grad_reduce: bool | None = flag("gradient reduction beside the backward pass")
+    overlap_param_gather: bool | None = flag("parameter all-gather beside the forward pass")
+    overlap_param_gather_with_optimizer_step: bool | None = flag("first all-gather beside the step")
+    align_param_gather: bool | None = flag("all stages gather at the same time")
+    bucket_size: int | None = integer("parameters (not bytes) per bucket")
+    defer_embedding_wgrad_compute: bool | None = flag("embedding weight gradient in the pipeline's flush")
+    wgrad_deferral_limit: int | None = integer("microbatches that may be deferred")
+    data_parallel_size: int | None = size("overwritten by Bridge")
+    overlap_moe_expert_parallel_comm: bool | None = flag("EP all-to-all beside another microbatch")
+    delay_wgrad_compute: bool | None = flag("weight gradients apart from input gradients")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """What decides whether the token count stays constant."""
+
+    kind: str | None = None  # the class named by a dump's _target_
+    seq_length: int | None = size("tokens per sequence")
+    pad_to_max_length: bool | None = flag("every sequence padded to seq_length")
+    pack_sequences_in_batch: bool | None = flag("sequences packed per microbatch (0.3)")
+    enable_in_batch_packing: bool | None = flag("sequences packed per microbatch (0.6)")
+    enable_offline_packing: bool | None = flag("sequences packed beforehand (0.6)")
+    packed_sequence_specs: Any = anything("sequences packed beforehand (0.3)")
+    offline_packing_specs: Any = anything("how they were packed")
+    dataset_kwargs: Any = anything("options of the dataset, pad_to_max_length among them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One training configuration, as written.
+
+    ``written`` holds the dotted paths whose values are the user's: all of a hand-written recipe's, in
+    a Bridge dump the overrides. ``overridden`` are those that came from the command line. ``lines`` gives the 1-based line of a path where a file has it.
+    ``foreign_keys`` are known keys that other versions than the target's have, with those versions.
+    """
+
+    source: str
+    is_dump: bool
+    cluster: Cluster
+    software: Software
+    model: Model
+    train: Train
+    validation: Validation
+    optimizer: Optimizer
+    ddp: Ddp
+    dist: Dist
+    mixed_precision: MixedPrecision | None
+    comm_overlap: CommOverlap | None
+    dataset: Dataset
+    peft: str | None = None
+    env_vars: Mapping[str, str] | None = None
+    written: frozenset[str] = frozenset()
+    overridden: frozenset[str] = frozenset()
+    foreign_keys: tuple[tuple[str, str], ...] = ()
+    lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)

@@ -1,0 +1,70 @@
+"""Recipe -> Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from overlapkit import rules
+from overlapkit.facts import Facts, derive
+from overlapkit.plan import Plan, Target
+from overlapkit.presets import NO_PRESET
+from overlapkit.recipe import Recipe, load_recipe, recipe_from_mapping
+
+
+def resolve(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str] = ()) -> Plan:
+    """What will really be on, what will be off and why, and which environment to export.
+
+    ``recipe`` is the path of a YAML file, a mapping of the same form, or a loaded ``Recipe``;
+    ``overrides`` are ``section.key=value`` texts in OmegaConf's dotlist form.
+
+    Raises:
+        RecipeError: the recipe or an override cannot be used.
+        TypeError: overrides with a recipe that is already loaded.
+    """
+    if isinstance(recipe, Recipe):
+        if overrides:
+            raise TypeError("give the overrides to load_recipe; this recipe is already loaded")
+    elif isinstance(recipe, Mapping):
+        recipe = recipe_from_mapping(recipe, overrides)
+    else:
+        recipe = load_recipe(recipe, overrides)
+    return plan(derive(recipe))
+
+
+def plan(facts: Facts) -> Plan:
+    """The plan that the rules make of the facts."""
+    settings, env, decisions = rules.run(facts)
+    preset = facts.preset
+    if not settings["model.tp_comm_overlap"]:
+        settings["model.tp_comm_overlap_cfg"] = None
+        preset = NO_PRESET
+    return Plan(
+        recipe=facts.recipe.source,
+        target=_target(facts),
+        parallelism=facts.parallelism,
+        settings=MappingProxyType(settings),
+        preset=preset,
+        env=MappingProxyType(env),
+        decisions=decisions,
+    )
+
+
+def _target(facts: Facts) -> Target:
+    versions = facts.versions
+    return Target(
+        framework=facts.framework,
+        megatron_bridge=_text(versions.megatron_bridge),
+        megatron_core=versions.megatron_core.text,
+        transformer_engine=_text(versions.transformer_engine),
+        torch=versions.torch.text,
+        gpu=facts.gpu.name if facts.gpu else None,
+        compute_capability=facts.gpu.compute_capability if facts.gpu else None,
+        assumed=versions.assumed,
+    )
+
+
+def _text(version: Any) -> str | None:
+    return None if version is None else str(version)

@@ -1,0 +1,24 @@
+"""The rules, one file per family; importing this package registers them in the order of evaluation."""
+
+from __future__ import annotations
+
+from overlapkit.rules import (  # noqa: I001  the order is the frameworks' own: set-up, validation, launch
+    cfg,
+    pp,
+    ep,
+    ep_dispatch,
+    tp,
+    ub,
+    ub_preset,
+    dp,
+    dp_buckets,
+    fsdp,
+    cp,
+    env,
+    env_user,
+)
+from overlapkit.rules.registry import Rule, registered, run
+
+__all__ = ["Rule", "registered", "run"]
+
+_FAMILIES = (cfg, pp, ep, ep_dispatch, tp, ub, ub_preset, dp, dp_buckets, fsdp, cp, env, env_user)

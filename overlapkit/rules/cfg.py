@@ -1,0 +1,248 @@
+"""CFG: the recipe itself, before any overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from overlapkit.facts import Facts
+from overlapkit.recipe.known_keys import known_keys, snapshots_around
+from overlapkit.rules.registry import (
+    BRIDGE,
+    MEGATRON_CORE,
+    Finding,
+    State,
+    Verdict,
+    error,
+    info,
+    rule,
+    warning,
+)
+
+_BRIDGE_SNAPSHOTS = frozenset({2, 3})
+
+
+@rule("CFG001", source="megatron-core 0.16.1 and 0.19.2, megatron-bridge 0.3.1 and 0.6.2: the dataclasses' fields")
+def key_of_another_version(f: Facts, s: State) -> Iterable[Verdict]:
+    """A key that only another version of the software has.
+
+    The key is right in some release of Megatron-Bridge or Megatron-Core, but not in the one that the
+    recipe targets.
+
+    Why: Bridge drops unknown keys of a YAML file with no more than a log line, and a dataclass refuses
+    them; either way the value does not reach the job.
+    Fix: remove the key, or name the version that has it under ``software``.
+    """
+    if not f.recipe.foreign_keys:
+        return
+    near = snapshots_around("megatron-core", f.versions.megatron_core.text)
+    if f.versions.megatron_bridge is not None:
+        near |= snapshots_around("megatron-bridge", f.versions.megatron_bridge.text)
+    for path, indices in f.recipe.foreign_keys:
+        owners = frozenset(map(int, indices))
+        if owners & near or (f.megatron_lm and owners <= _BRIDGE_SNAPSHOTS):
+            continue
+        names = ", ".join(known_keys().snapshots[index] for index in sorted(owners))
+        yield warning(
+            path,
+            f"only {names} {'has' if len(owners) == 1 else 'have'} this key",
+            fix=f"remove it, or target a version that has it (this is {_target(f)})",
+        )
+
+
+def _target(f: Facts) -> str:
+    if f.versions.megatron_bridge is not None:
+        return f"megatron-bridge {f.versions.megatron_bridge} with megatron-core {f.versions.megatron_core}"
+    return f"megatron-lm with megatron-core {f.versions.megatron_core}"
+
+
+@rule("CFG002", source="megatron-bridge 0.2.0 to 0.6.2; megatron-core 0.12 to 0.20")
+def version_not_covered(f: Facts, s: State) -> Finding:
+    """A version beyond those that the rules were checked against.
+
+    The rules are known to hold for Megatron-Bridge 0.2.0 to 0.6.2 and for Megatron-LM with
+    Megatron-Core 0.12 to 0.20. Outside, those of the nearest version are applied.
+
+    Why: Bridge and Megatron-Core change their conditions between releases; an answer for an unknown
+    release is an extrapolation.
+    Fix: name a covered version under ``software``, or check the plan against the release.
+    """
+    bridge = f.versions.megatron_bridge
+    if bridge is not None and not f.bridge_in(">=0.2.0rc0,<0.6.3"):
+        return warning("software.megatron_bridge", f"Megatron-Bridge {bridge} is not one of 0.2.0 to 0.6.2")
+    if bridge is None and not f.core_in(">=0.12.0rc0,<0.21"):
+        return warning("software.megatron_core", f"Megatron-Core {f.versions.megatron_core} is not one of 0.12 to 0.20")
+    return None
+
+
+@rule("CFG003", source="megatron-bridge scripts/performance and recipes/run_plugins.py; Megatron-LM training/arguments.py")
+def gpu_not_named(f: Facts, s: State) -> Finding:
+    """The recipe does not name the GPU.
+
+    Why: the number of device connections, CUDA multicast, the NVLink domain and the userbuffers preset
+    all depend on it; without it they are left out of the plan.
+    Fix: set ``cluster.gpu``.
+    """
+    if f.gpu is not None:
+        return None
+    return warning(
+        "cluster.gpu",
+        "no GPU is named, so CUDA_DEVICE_MAX_CONNECTIONS, the NVLink domain and presets are not decided",
+        fix="set cluster.gpu, for example cluster.gpu=h100",
+    )
+
+
+@rule("CFG004", source="megatron-bridge training/mixed_precision.py; Megatron-LM training/arguments.py")
+def precision_assumed(f: Facts, s: State) -> Finding:
+    """The recipe names no precision; BF16 mixed precision is taken.
+
+    Why: presets, bucket bytes and the conditions of expert-parallel overlap depend on the precision. A
+    framework that is told nothing trains in FP32, which hardly anybody means.
+    Fix: set ``mixed_precision``, for example ``bf16_mixed``.
+    """
+    if not f.precision.assumed:
+        return None
+    return info("mixed_precision", "no precision is named; bf16 is taken", fix="set mixed_precision=bf16_mixed")
+
+
+@rule("CFG005", source="megatron-core num_microbatches_calculator.py")
+def global_batch_not_divisible(f: Facts, s: State) -> Finding:
+    """The global batch does not split into microbatches.
+
+    ``global_batch_size`` must be a multiple of ``micro_batch_size`` times the data-parallel size.
+
+    Why: every data-parallel rank runs the same whole number of microbatches.
+    Fix: change one of the sizes; data parallelism is the GPUs divided by TP, PP and CP.
+    """
+    train, dp = f.recipe.train, f.parallelism.dp
+    micro, batch = train.micro_batch_size, train.global_batch_size
+    if micro is None or batch is None or batch % (micro * dp) == 0:
+        return None
+    return error(
+        "train.global_batch_size",
+        f"{batch} is not a multiple of micro_batch_size {micro} times DP {dp}",
+        fix=f"set train.global_batch_size to a multiple of {micro * dp}",
+        by=MEGATRON_CORE,
+        at="validation",
+        requested=batch,
+        value=batch,
+    )
+
+
+@rule("CFG006", source="megatron-core transformer/transformer_config.py")
+def heads_not_divisible(f: Facts, s: State) -> Finding:
+    """The attention heads do not split over the TP group.
+
+    ``num_attention_heads`` must be a multiple of TP; ``num_query_groups`` a multiple or a divisor of it.
+
+    Why: each TP rank computes whole heads.
+    Fix: lower TP, or change the model.
+    """
+    heads, tp = f.recipe.model.num_attention_heads, f.parallelism.tp
+    if heads is not None and heads % tp:
+        return _refused("model.num_attention_heads", f"{heads} heads are not a multiple of TP {tp}", heads)
+    groups = f.recipe.model.num_query_groups
+    if groups is not None and groups % tp and tp % groups:
+        return _refused("model.num_query_groups", f"{groups} groups are neither a multiple nor a divisor of TP {tp}", groups)
+    return None
+
+
+def _refused(subject: str, because: str, value: object) -> Verdict:
+    fix = "choose a tensor_model_parallel_size that divides it"
+    return error(subject, because, fix=fix, by=MEGATRON_CORE, at="validation", requested=value, value=value)
+
+
+@rule("CFG007", source="megatron-bridge training/config.py validate", megatron_lm=None)
+def sequence_lengths_differ(f: Facts, s: State) -> Finding:
+    """The dataset's sequence length is not the model's.
+
+    Why: Bridge asserts that both are the same.
+    Fix: set ``dataset.seq_length`` to ``model.seq_length``.
+    """
+    model, dataset = f.recipe.model.seq_length, f.recipe.dataset.seq_length
+    if model is None or dataset is None or model == dataset:
+        return None
+    return error(
+        "dataset.seq_length",
+        f"the dataset's sequences have {dataset} tokens, the model's {model}",
+        fix=f"set dataset.seq_length={model}",
+        by=BRIDGE,
+        at="validation",
+        requested=dataset,
+        value=dataset,
+    )
+
+
+@rule("CFG008", source="megatron-core transformer/transformer_config.py")
+def two_precisions(f: Facts, s: State) -> Finding:
+    """BF16 and FP16 are both on.
+
+    Why: Megatron-Core accepts one of them.
+    Fix: set one to false.
+    """
+    section = f.recipe.mixed_precision or f.recipe.model
+    if not (section.bf16 and section.fp16):
+        return None
+    name = "mixed_precision" if f.recipe.mixed_precision else "model"
+    return error(
+        f"{name}.fp16",
+        "bf16 and fp16 are both true",
+        fix=f"set {name}.fp16=false",
+        by=MEGATRON_CORE,
+        at="validation",
+        requested=True,
+        value=True,
+    )
+
+
+@rule("CFG009", source="megatron-bridge training/config.py runtime_config_update", megatron_lm=None)
+def nothing_resolved(f: Facts, s: State) -> Finding:
+    """``comm_overlap`` is null: Bridge resolves nothing.
+
+    The raw values of ``model``, ``ddp`` and ``optimizer`` stand as they are written.
+
+    Why: Bridge's set-up runs only on a CommOverlapConfig; without one there are no gates and no defaults.
+    Fix: write a ``comm_overlap`` section, or leave the key out of a hand-written recipe.
+    """
+    if f.recipe.comm_overlap is not None:
+        return None
+    return info("comm_overlap", "comm_overlap is null: Bridge gates and sets nothing, the raw values stand")
+
+
+@rule("CFG010", source="megatron-bridge training/config.py set_data_parallel_size", megatron_lm=None)
+def data_parallel_size_overwritten(f: Facts, s: State) -> Finding:
+    """``comm_overlap.data_parallel_size`` is not for the user.
+
+    Why: Bridge sets it from the world size, TP, PP and CP, whatever the recipe says.
+    Fix: remove it.
+    """
+    said = f.asked.data_parallel_size
+    if said is None or said == f.parallelism.dp:
+        return None
+    return warning(
+        "comm_overlap.data_parallel_size",
+        f"Bridge overwrites it with {f.parallelism.dp}",
+        requested=said,
+        value=f.parallelism.dp,
+        fix="remove it",
+    )
+
+
+@rule("CFG011", source="overlapkit: what each check needs")
+def sizes_not_given(f: Facts, s: State) -> Finding:
+    """Sizes that the recipe does not give, and what could not be checked without them.
+
+    Why: a plan that looks complete should not hide what it did not see.
+    Fix: add the named fields.
+    """
+    model, train = f.recipe.model, f.recipe.train
+    sizes = {
+        "model.num_layers": model.num_layers,
+        "model.hidden_size": model.hidden_size,
+        "model.seq_length": model.seq_length,
+        "train.micro_batch_size": train.micro_batch_size,
+        "train.global_batch_size": train.global_batch_size,
+    }
+    missing = [name for name, value in sizes.items() if value is None]
+    if not missing:
+        return None
+    return info("recipe", f"not given, so not checked by: {', '.join(missing)}")

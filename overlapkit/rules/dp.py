@@ -1,0 +1,293 @@
+"""DP: gradient reduction and parameter gathering beside compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from overlapkit.facts import Facts
+from overlapkit.rules.registry import (
+    MEGATRON_LM,
+    Finding,
+    State,
+    Verdict,
+    error,
+    info,
+    rule,
+    warning,
+)
+
+BUCKET = "ddp.bucket_size"
+GRAD_REDUCE = "ddp.overlap_grad_reduce"
+PARAM_GATHER = "ddp.overlap_param_gather"
+ALIGN = "ddp.align_param_gather"
+OPT_PARAM_GATHER = "optimizer.overlap_param_gather"
+WITH_STEP = "optimizer.overlap_param_gather_with_optimizer_step"
+DELAY = "ddp.delay_wgrad_compute"
+BRIDGE_BUCKET = 128 * 1024 * 1024  # parameters
+_SETUP = "megatron-bridge training/comm_overlap.py"
+_PARSER = "Megatron-LM training/arguments.py validate_args"
+# comm_overlap's field -> the settings that Bridge writes it to.
+_WRITTEN_TO = {
+    "bucket_size": (BUCKET,),
+    "overlap_grad_reduce": (GRAD_REDUCE,),
+    "overlap_param_gather": (PARAM_GATHER, OPT_PARAM_GATHER),
+    "align_param_gather": (ALIGN,),
+    "overlap_param_gather_with_optimizer_step": (WITH_STEP,),
+    "delay_wgrad_compute": (DELAY,),
+}
+
+
+@rule("DP001", source=_SETUP, megatron_lm=None)
+def dp_defaults(f: Facts, s: State) -> Iterable[Verdict]:
+    """Bridge's data-parallel defaults with the distributed optimizer.
+
+    With DP above 1: buckets of 134,217,728 parameters, gradient reduction and parameter gathering beside
+    compute, aligned over the stages with PP and VP above 1. With DP 1 all are off. The overlap with the
+    optimizer's step is off (an issue with checkpointing upstream). What stood on ``ddp`` and ``optimizer``
+    is overwritten; ``ddp.delay_wgrad_compute`` becomes what ``comm_overlap`` says, or null.
+
+    Why: the distributed optimizer reduce-scatters gradients and gathers parameters bucket by bucket, which
+    can run beside the backward and the next forward pass.
+    Fix: set single values under ``comm_overlap``.
+    """
+    if not f.overlap_setup or not f.dist_opt_at_setup:
+        return
+    several = f.parallelism.dp > 1
+    aligned = several and f.parallelism.pp > 1 and f.vp_at_setup > 1
+    because = f"distributed optimizer over DP {f.parallelism.dp}" if several else "DP is 1: nothing to reduce or gather"
+    yield info(BUCKET, because, value=BRIDGE_BUCKET if several else None)
+    for subject in (GRAD_REDUCE, PARAM_GATHER, OPT_PARAM_GATHER):
+        yield info(subject, because, value=several)
+    yield info(
+        ALIGN,
+        f"{because}, PP {f.parallelism.pp} with {f.vp_at_setup} virtual stages" if several else because,
+        value=aligned,
+    )
+    yield info(WITH_STEP, "off in Bridge unless asked for", value=False)
+    yield info(DELAY, "what comm_overlap says", value=None)
+
+
+@rule("DP002", source=_SETUP, megatron_lm=None)
+def dp_by_user(f: Facts, s: State) -> Iterable[Verdict]:
+    """The user's data-parallel values come last, one by one.
+
+    Why: Bridge applies every value of ``comm_overlap`` that is not null over its own defaults, at DP 1 too,
+    and does not check that they fit together.
+    Fix: leave them null for Bridge's defaults.
+    """
+    if not f.overlap_setup or not f.dist_opt_at_setup:
+        return
+    for name, subjects in _WRITTEN_TO.items():
+        asked = getattr(f.asked, name)
+        for subject in subjects:
+            if asked is not None and asked != s[subject]:
+                yield info(subject, "set by comm_overlap", requested=asked, value=asked)
+
+
+@rule("DP003", source=_SETUP, megatron_lm=None)
+def dp_flags_ignored(f: Facts, s: State) -> Finding:
+    """Data-parallel flags without the distributed optimizer.
+
+    Bridge's set-up touches ``ddp`` and ``optimizer`` only when ``ddp.use_distributed_optimizer`` is true.
+
+    Why: the overlap belongs to the distributed optimizer; without it the flags of ``comm_overlap`` are
+    ignored without a word.
+    Fix: set ``ddp.use_distributed_optimizer=true``, or the raw ``ddp`` values.
+    """
+    if not f.overlap_setup or f.dist_opt_at_setup:
+        return None
+    names = [
+        name
+        for name, subjects in _WRITTEN_TO.items()
+        if getattr(f.asked, name) not in (None, False) and name != "delay_wgrad_compute"
+        and any(getattr(f.asked, name) != s[subject] for subject in subjects)
+    ]
+    return [
+        warning(
+            subject,
+            f"ddp.use_distributed_optimizer is {_dist_opt_text(f)}, so Bridge ignores comm_overlap.{name}",
+            requested=getattr(f.asked, name),
+            fix="set ddp.use_distributed_optimizer=true",
+        )
+        for name in names
+        for subject in _WRITTEN_TO[name][:1]
+    ]
+
+
+def _dist_opt_text(f: Facts) -> str:
+    return "not set" if f.recipe.ddp.use_distributed_optimizer is None else "false"
+
+
+@rule("DP004", source=_SETUP, megatron_lm=None)
+def ddp_values_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
+    """Values on ``ddp`` and ``optimizer`` that Bridge overwrites.
+
+    Why: with the distributed optimizer Bridge's set-up writes these fields from ``comm_overlap`` or its own
+    defaults; an override such as ``ddp.overlap_grad_reduce=false`` has no effect.
+    Fix: set the value under ``comm_overlap``.
+    """
+    if not f.overlap_setup or not f.dist_opt_at_setup:
+        return
+    for name, subjects in _WRITTEN_TO.items():
+        if getattr(f.asked, name) is not None:
+            continue
+        for subject in subjects:
+            said = f.start[subject]
+            if f.written(subject) and said != s[subject] and not (name == "delay_wgrad_compute" and not said):
+                yield warning(
+                    subject, "Bridge overwrites what stands here", requested=said, fix=f"set comm_overlap.{name} instead"
+                )
+
+
+@rule("DP005", source="megatron-bridge training/config.py _validate_and_sync_distributed_optimizer_settings", megatron_lm=None)
+def distributed_optimizer_on_one_side(f: Facts, s: State) -> Finding:
+    """``use_distributed_optimizer`` is true on one side only.
+
+    Bridge makes both true, but after its overlap set-up, which reads ``ddp``'s.
+
+    Why: set on ``optimizer`` only, the job gets a distributed optimizer without any data-parallel overlap.
+    Fix: set it on both.
+    """
+    ddp, optimizer = bool(f.recipe.ddp.use_distributed_optimizer), bool(f.recipe.optimizer.use_distributed_optimizer)
+    if ddp == optimizer or f.fsdp:
+        return None
+    if ddp:
+        return info("optimizer.use_distributed_optimizer", "Bridge turns it on, as ddp has it", value=True)
+    because = "true on optimizer only: Bridge turns ddp's on after the overlap set-up, so nothing overlaps"
+    if not f.overlap_setup:
+        because = "true on optimizer only: Bridge turns ddp's on"
+    return warning(
+        "ddp.use_distributed_optimizer", because, requested=False, value=True,
+        fix="set ddp.use_distributed_optimizer=true",
+    )
+
+
+@rule("DP006", source="megatron-bridge training/config.py _validate_and_sync_distributed_optimizer_settings", bridge=">=0.5.0", megatron_lm=None)
+def param_gather_in_step(f: Facts, s: State) -> Iterable[Verdict]:
+    """From 0.5 Bridge keeps ``overlap_param_gather`` the same on ``ddp`` and ``optimizer``.
+
+    Why: one true makes both true, in validation.
+    Fix: set it under ``comm_overlap``.
+    """
+    if s[PARAM_GATHER] == s[OPT_PARAM_GATHER]:
+        return
+    for subject in (PARAM_GATHER, OPT_PARAM_GATHER):
+        if not s[subject]:
+            yield info(subject, "true on the other side: Bridge makes both true", value=True)
+
+
+@rule("DP007", source=f"{_PARSER}; megatron-core distributed/distributed_data_parallel.py")
+def param_gather_without_grad_reduce(f: Facts, s: State) -> Finding:
+    """Parameter gathering overlaps, gradient reduction does not.
+
+    Megatron-LM refuses it. Bridge accepts it.
+
+    Why: without ``overlap_grad_reduce`` there is one bucket, so one all-gather of everything before the
+    first layer: little to hide.
+    Fix: overlap both or neither.
+    """
+    if not s[PARAM_GATHER] or s[GRAD_REDUCE]:
+        return None
+    because = "without overlap_grad_reduce there is one bucket, so one all-gather and little to hide"
+    if f.megatron_lm:
+        return error(
+            PARAM_GATHER, "overlap_param_gather needs overlap_grad_reduce",
+            fix="set comm_overlap.overlap_grad_reduce=true", by=MEGATRON_LM, at="validation", requested=True,
+        )
+    return warning(
+        PARAM_GATHER, because, requested=f.asked.overlap_param_gather, fix="set comm_overlap.overlap_grad_reduce=true"
+    )
+
+
+@rule("DP008", source=_PARSER, bridge=None)
+def param_gather_needs_distributed_optimizer(f: Facts, s: State) -> Finding:
+    """Megatron-LM overlaps parameter gathering only with the distributed optimizer.
+
+    Megatron-FSDP and the layer-wise Muon count as well.
+
+    Why: without it every rank holds all parameters and gathers none.
+    Fix: set ``ddp.use_distributed_optimizer=true``.
+    """
+    if not s[PARAM_GATHER] or f.dist_opt or f.recipe.optimizer.optimizer == "dist_muon":
+        return None
+    return error(
+        PARAM_GATHER, "use_distributed_optimizer is false", fix="set ddp.use_distributed_optimizer=true",
+        by=MEGATRON_LM, at="validation", requested=True,
+    )
+
+
+@rule("DP009", source=f"{_PARSER}; megatron-bridge training/comm_overlap.py")
+def gather_with_step(f: Facts, s: State) -> Finding:
+    """``overlap_param_gather_with_optimizer_step`` and what it needs.
+
+    The distributed optimizer, ``overlap_param_gather`` and virtual stages. Megatron-LM refuses it without,
+    and with distributed checkpointing, its default. Bridge leaves it off because of an issue with
+    checkpointing, and checks nothing.
+
+    Why: the first bucket's all-gather starts while the optimizer still steps through the others.
+    Fix: leave it off.
+    """
+    if not s[WITH_STEP]:
+        return None
+    needs = []
+    if not f.dist_opt:
+        needs.append("the distributed optimizer")
+    if not s[OPT_PARAM_GATHER]:
+        needs.append("overlap_param_gather")
+    if f.parallelism.vp is None:
+        needs.append("virtual stages")
+    fix = "set comm_overlap.overlap_param_gather_with_optimizer_step=false"
+    if needs and f.megatron_lm:
+        return error(WITH_STEP, f"it needs {' and '.join(needs)}", fix=fix, by=MEGATRON_LM, at="validation", requested=True)
+    because = f"it needs {' and '.join(needs)}" if needs else "upstream leaves it off because of an issue with checkpointing"
+    return warning(WITH_STEP, because, requested=True, fix=fix)
+
+
+@rule("DP010", source="megatron-bridge training/mixed_precision.py setup", megatron_lm=None)
+def grad_reduce_precision_lost(f: Facts, s: State) -> Finding:
+    """``ddp.grad_reduce_in_fp32`` is overwritten by the mixed-precision section.
+
+    Why: Bridge copies the section's value over ddp's, so an override of ddp's is lost; FP32 doubles the bytes
+    of every gradient reduction.
+    Fix: set ``mixed_precision.grad_reduce_in_fp32``.
+    """
+    said = f.recipe.ddp.grad_reduce_in_fp32
+    final = f.precision.grad_reduce_in_fp32
+    if f.recipe.mixed_precision is None or said is None or said == final or not f.written("ddp.grad_reduce_in_fp32"):
+        return None
+    effect = "stays FP32, twice the bytes of BF16" if final else "stays in the parameters' precision"
+    return warning(
+        "ddp.grad_reduce_in_fp32",
+        f"the mixed-precision section overwrites it: gradient reduction {effect}",
+        requested=said,
+        value=final,
+        fix=f"set mixed_precision.grad_reduce_in_fp32={str(said).lower()}",
+    )
+
+
+@rule("DP011", source="Megatron-LM training/arguments.py; megatron-core distributed/distributed_data_parallel_config.py")
+def nccl_user_buffers_and_segments(f: Facts, s: State) -> Finding:
+    """NCCL user buffers and expandable segments.
+
+    With torch before 2.11 (Megatron-Core before 0.18: with any), ``ddp.nccl_ub`` and
+    ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`` exclude each other.
+
+    Why: NCCL registers memory of a torch MemPool, which expandable segments do not support.
+    Fix: remove ``expandable_segments:True`` from PYTORCH_CUDA_ALLOC_CONF.
+    """
+    from overlapkit.versions import parse_version
+
+    given = f.recipe.env_vars or {}
+    if not f.recipe.ddp.nccl_ub or "expandable_segments:True" not in given.get("PYTORCH_CUDA_ALLOC_CONF", "").split(","):
+        return None
+    if f.core_in(">=0.18.0") and not f.versions.torch < parse_version("2.11.0a0"):
+        return None
+    return error(
+        "env_vars.PYTORCH_CUDA_ALLOC_CONF",
+        "expandable_segments:True excludes ddp.nccl_ub",
+        fix="remove expandable_segments:True from it",
+        by="megatron-core",
+        at="validation",
+        requested=given["PYTORCH_CUDA_ALLOC_CONF"],
+        value=given["PYTORCH_CUDA_ALLOC_CONF"],
+    )

@@ -1,0 +1,175 @@
+"""ENV: the recipe's own ``env_vars`` against what the plan needs.
+
+``env_vars``, even ``{}``, is the environment of the process. Where it is absent the plan's is taken to be
+exported, and nothing here speaks.
+"""
+
+from __future__ import annotations
+
+from overlapkit.errors import printable
+from overlapkit.facts import Facts
+from overlapkit.rules.env import CONNECTIONS, EP_OVERLAP, needs_order
+from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, info, rule, warning
+
+_SUBJECT = f"env_vars.{CONNECTIONS}"
+_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+
+
+def _said(f: Facts, name: str) -> str | None:
+    return None if f.recipe.env_vars is None else f.recipe.env_vars.get(name)
+
+
+def _wins(f: Facts) -> str:
+    """Which of two values reaches the process."""
+    if f.bridge_in(">=0.6.0"):
+        return "what the launcher exports wins over env_vars"
+    return "what the launcher exports is what counts"
+
+
+@rule("ENV011", source="Megatron-LM training/arguments.py validate_args", bridge=None)
+def asserted_connection(f: Facts, s: State) -> Finding:
+    """Megatron-LM asserts ``CUDA_DEVICE_MAX_CONNECTIONS=1``.
+
+    For TP or CP above 1 before Blackwell, without FSDP and without EP overlap. With core 0.12 for TP above 1
+    on every GPU (a slip of operator precedence, mended in 0.13).
+
+    Why: with one queue a collective starts before the GEMM beside it.
+    Fix: export it before the launch.
+    """
+    if f.recipe.env_vars is None or _said(f, CONNECTIONS) == "1" or f.fsdp or f.torch_fsdp2 or s[EP_OVERLAP]:
+        return None
+    on_every_gpu = f.core_in("<0.13.0") and f.parallelism.tp > 1
+    if not on_every_gpu and not needs_order(f):
+        return None
+    said = _said(f, CONNECTIONS)
+    return error(
+        _SUBJECT,
+        f"{'not set' if said is None else f'{printable(said)} is set'}, and Megatron-LM asserts 1 for TP or CP above 1",
+        fix=f"set env_vars.{CONNECTIONS}=1",
+        by=MEGATRON_LM,
+        at="validation",
+        requested=said,
+        value="1",
+    )
+
+
+@rule("ENV012", source="megatron-bridge recipes/run_plugins.py and perf_recipes; Megatron-LM issues 1468 and 6311")
+def connections_differ(f: Facts, s: State) -> Finding:
+    """The recipe's ``CUDA_DEVICE_MAX_CONNECTIONS`` is not what the plan needs.
+
+    Unset means 8, CUDA's default.
+
+    Why: 1 without TP or CP serialises data-parallel overlap; 1 with EP overlap halves its gain; more than 1
+    with TP or CP before Blackwell lets collectives start late. The process environment wins over Bridge's
+    ``env_vars``.
+    Fix: set the plan's value, or remove the line.
+    """
+    needed = s.get(f"env.{CONNECTIONS}")
+    said = _said(f, CONNECTIONS)
+    effective = said if said is not None else "8"
+    if f.recipe.env_vars is None or needed is None or effective == needed:
+        return None
+    if f.fsdp or f.torch_fsdp2:
+        return None if effective == "1" else info(_SUBJECT, f"the plan takes {needed}", requested=said, value=needed)
+    if s[EP_OVERLAP] and needs_order(f):
+        return None  # ENV002 names both choices
+    if f.megatron_lm and needed == "1":
+        return None  # ENV011
+    cost = _cost(f, s, effective, needed)
+    fix = f"set env_vars.{CONNECTIONS}={needed}"
+    if cost is None:
+        return info(_SUBJECT, f"the plan takes {needed}; {_wins(f)}", requested=said, value=needed, fix=fix)
+    what = "not set, so 8" if said is None else printable(said)
+    return warning(_SUBJECT, f"{what}: {cost}; {_wins(f)}", requested=said, value=needed, fix=fix)
+
+
+def _cost(f: Facts, s: State, effective: str, needed: str) -> str | None:
+    """What the wrong number costs; None where it hardly does."""
+    p = f.parallelism
+    if effective == "1":
+        if s[EP_OVERLAP]:
+            return "1 serialises the EP all-to-all against compute, about +4 % instead of +8 %"
+        if p.tp == 1 and p.cp == 1:
+            return "without TP and CP 1 is not needed, and it serialises DP's collectives against compute"
+        return "1 serialises every collective against compute, which this GPU does not need"
+    if needed == "1":
+        return "with more than 1 a TP or CP collective may start after the GEMM that should hide it"
+    return None
+
+
+@rule("ENV013", source="the plan's env")
+def other_variables(f: Facts, s: State) -> Finding:
+    """Other variables of the recipe that differ from the plan's, or that it lacks.
+
+    Why: they shift SMs, memory or bandwidth between compute and communication; the job runs either way.
+    Fix: take the plan's values unless yours were measured.
+    """
+    given = f.recipe.env_vars
+    if given is None:
+        return None
+    needed = {name[4:]: value for name, value in s.items() if name.startswith("env.") and value is not None}
+    needed.pop(CONNECTIONS, None)
+    needed.pop("UB_SKIPMC", None)
+    findings = [
+        info(f"env_vars.{name}", f"the plan takes {value}; {_wins(f)}", requested=given[name], value=value)
+        for name, value in needed.items()
+        if name in given and given[name] != value
+    ]
+    missing = [f"{name}={value}" for name, value in needed.items() if name not in given]
+    if missing:
+        findings.append(info("env_vars", f"not among them: {', '.join(missing)}"))
+    return findings
+
+
+@rule("ENV014", source="megatron-bridge training/config.py _validate_and_apply_deterministic_mode; Megatron-LM training/arguments.py")
+def deterministic_algorithm(f: Facts, s: State) -> Finding:
+    """Deterministic mode needs ``NCCL_ALGO``.
+
+    Bridge and Megatron-LM want Tree, Ring, CollnetDirect, CollnetChain or ^NVLS in the environment. From
+    core 0.19 Megatron-LM sets Ring itself and no longer takes Tree.
+
+    Why: NCCL would otherwise choose by message size and topology.
+    Fix: export ``NCCL_ALGO=Ring``.
+    """
+    if not f.recipe.model.deterministic_mode or f.recipe.env_vars is None:
+        return None
+    said = _said(f, "NCCL_ALGO")
+    if f.megatron_lm and f.core_in(">=0.19.0"):
+        tokens = [] if said is None else [token.strip() for token in said.split(",")]
+        if said is None or all(token in _ALGORITHMS[1:] for token in tokens):
+            return None
+    elif said in _ALGORITHMS:
+        return None
+    return error(
+        "env_vars.NCCL_ALGO",
+        f"deterministic_mode needs a fixed algorithm, this is {'not set' if said is None else printable(said)}",
+        fix="set env_vars.NCCL_ALGO=Ring",
+        by=MEGATRON_LM if f.megatron_lm else BRIDGE,
+        at="validation",
+        requested=said,
+        value="Ring",
+    )
+
+
+@rule("ENV015", source="megatron-core transformer/cuda_graphs.py; Megatron-LM training/arguments.py", core=">=0.16.0")
+def graph_registration(f: Facts, s: State) -> Finding:
+    """Transformer Engine's CUDA graphs with expandable segments need ``NCCL_GRAPH_REGISTER=0``.
+
+    Why: NCCL would register graph memory that the allocator can move; Megatron-Core asserts it.
+    Fix: export ``NCCL_GRAPH_REGISTER=0``.
+    """
+    if f.recipe.env_vars is None or f.graph_impl != "transformer_engine":
+        return None
+    segments = "expandable_segments:True" in (_said(f, "PYTORCH_CUDA_ALLOC_CONF") or "")
+    said = _said(f, "NCCL_GRAPH_REGISTER")
+    if not segments or said == "0":
+        return None
+    return error(
+        "env_vars.NCCL_GRAPH_REGISTER",
+        "Transformer Engine's CUDA graphs with expandable segments need 0",
+        fix="set env_vars.NCCL_GRAPH_REGISTER=0",
+        by=MEGATRON_LM if f.megatron_lm else MEGATRON_CORE,
+        at="validation" if f.megatron_lm else "first_forward",
+        requested=said,
+        value="0",
+    )

@@ -1,0 +1,134 @@
+"""FSDP: Megatron-FSDP and PyTorch's FSDP2."""
+
+from __future__ import annotations
+
+from overlapkit.facts import Facts
+from overlapkit.rules.registry import BRIDGE, MEGATRON_LM, Finding, State, error, info, rule, warning
+
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_SOURCE = "megatron-bridge training/config.py; Megatron-LM training/arguments.py validate_args"
+
+
+def _name(f: Facts) -> str:
+    return "dist.use_torch_fsdp2" if f.torch_fsdp2 and not f.fsdp else "ddp.use_megatron_fsdp"
+
+
+@rule("FSDP001", source=_SOURCE)
+def one_connection(f: Facts, s: State) -> Finding:
+    """FSDP with ``CUDA_DEVICE_MAX_CONNECTIONS=1``.
+
+    Bridge from 0.5 and Megatron-LM assert that it is not 1. Older Bridge does not look.
+
+    Why: with one connection the gathers and scatters of FSDP queue up behind the compute they should run
+    beside.
+    Fix: export ``CUDA_DEVICE_MAX_CONNECTIONS=32``.
+    """
+    given = f.recipe.env_vars
+    if not (f.fsdp or f.torch_fsdp2) or given is None or given.get(_CONNECTIONS) != "1":
+        return None
+    checked = MEGATRON_LM if f.megatron_lm else BRIDGE if f.fsdp and f.bridge_in(">=0.5.0") else None
+    return error(
+        f"env_vars.{_CONNECTIONS}",
+        "FSDP needs more than one device connection",
+        fix=f"set env_vars.{_CONNECTIONS}=32",
+        by=checked,
+        at="validation" if checked else None,
+        requested="1",
+        value="1",
+    )
+
+
+@rule("FSDP002", source="Megatron-LM training/arguments.py validate_args; megatron-core tensor_parallel/layers.py")
+def fsdp_with_tp_or_cp(f: Facts, s: State) -> Finding:
+    """FSDP together with TP or CP before Blackwell.
+
+    Why: TP and CP rely on one device connection to start a collective before the GEMM beside it; FSDP needs
+    several. With several, the TP and CP collectives may start late and stay exposed.
+    Fix: use FSDP with TP 1 and CP 1, or accept that the TP and CP overlap suffers.
+    """
+    p = f.parallelism
+    if not (f.fsdp or f.torch_fsdp2) or (p.tp == 1 and p.cp == 1):
+        return None
+    if f.gpu is not None and f.gpu.blackwell_or_newer:
+        return None
+    axes = " and ".join(name for name, size in (("TP", p.tp), ("CP", p.cp)) if size > 1)
+    return warning(
+        _name(f),
+        f"FSDP wants several device connections, {axes} wants one: the overlap of {axes} collectives suffers",
+        requested=True,
+        value=True,
+        fix="use TP 1 and CP 1 with FSDP, or no FSDP",
+    )
+
+
+@rule("FSDP003", source="megatron-bridge training/config.py _validate_and_apply_megatron_fsdp_configs; Megatron-LM training/arguments.py")
+def fsdp_forces_distributed_optimizer(f: Facts, s: State) -> Finding:
+    """Megatron-FSDP turns the distributed optimizer on.
+
+    Bridge does so after its overlap set-up, which has then already passed over the data-parallel settings.
+
+    Why: Megatron-FSDP works with the distributed optimizer only.
+    Fix: set ``ddp.use_distributed_optimizer=true`` yourself.
+    """
+    if not f.fsdp or f.recipe.ddp.use_distributed_optimizer or (f.megatron_lm and f.recipe.optimizer.use_distributed_optimizer):
+        return None
+    subject, fix = "ddp.use_distributed_optimizer", "set ddp.use_distributed_optimizer=true"
+    if f.megatron_lm or not f.overlap_setup:
+        return info(subject, "Megatron-FSDP turns it on", requested=f.recipe.ddp.use_distributed_optimizer, value=True)
+    because = "Megatron-FSDP turns it on after the overlap set-up, so comm_overlap's data-parallel values do not apply"
+    return warning(subject, because, requested=f.recipe.ddp.use_distributed_optimizer, value=True, fix=fix)
+
+
+@rule("FSDP004", source=_SOURCE)
+def two_kinds_of_fsdp(f: Facts, s: State) -> Finding:
+    """Megatron-FSDP and FSDP2 at once.
+
+    Why: they exclude each other; Bridge raises.
+    Fix: choose one.
+    """
+    if not (f.fsdp and f.torch_fsdp2):
+        return None
+    return error(
+        "dist.use_torch_fsdp2",
+        "use_megatron_fsdp and use_torch_fsdp2 are both true",
+        fix="set dist.use_torch_fsdp2=false",
+        by=MEGATRON_LM if f.megatron_lm else BRIDGE,
+        at="validation",
+        requested=True,
+        value=True,
+    )
+
+
+@rule("FSDP005", source="Megatron-LM training/arguments.py validate_args", bridge=None)
+def fsdp2_excludes(f: Facts, s: State) -> Finding:
+    """What PyTorch's FSDP2 excludes in Megatron-LM.
+
+    Pipeline and expert parallelism, the distributed optimizer, gradient accumulation fusion, FP16, and tied
+    embeddings.
+
+    Why: its parser refuses the combination.
+    Fix: turn off what is named.
+    """
+    if not f.torch_fsdp2:
+        return None
+    p, model = f.parallelism, f.recipe.model
+    conflicts = {
+        f"PP {p.pp}": p.pp > 1,
+        f"EP {p.ep}": p.ep > 1,
+        "use_distributed_optimizer": f.dist_opt and not f.fsdp,
+        "gradient_accumulation_fusion": f.gradient_accumulation_fusion,
+        "fp16": f.precision.compute == "fp16",
+        "share_embeddings_and_output_weights": model.share_embeddings_and_output_weights is not False,
+    }
+    found = [name for name, conflict in conflicts.items() if conflict]
+    if not found:
+        return None
+    return error(
+        "dist.use_torch_fsdp2",
+        f"FSDP2 excludes {', '.join(found)}",
+        fix="turn these off, or set dist.use_torch_fsdp2=false",
+        by=MEGATRON_LM,
+        at="validation",
+        requested=True,
+        value=True,
+    )

@@ -1,0 +1,363 @@
+"""PP: pipeline sends and receives, virtual stages, and the embedding's deferred weight gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from overlapkit.facts import Facts
+from overlapkit.pipeline_layout import layer_problem
+from overlapkit.rules.registry import (
+    MEGATRON_CORE,
+    MEGATRON_LM,
+    Finding,
+    State,
+    Verdict,
+    error,
+    info,
+    rule,
+    warning,
+)
+
+_OVERLAP = "model.overlap_p2p_comm"
+_BATCH = "model.batch_p2p_comm"
+_SETUP = "megatron-bridge training/comm_overlap.py"
+_SCHEDULES = "megatron-core pipeline_parallel/schedules.py"
+_PARALLEL_CONFIG = "megatron-core model_parallel_config.py"
+
+
+@rule("PP001", source=_SETUP, megatron_lm=None)
+def p2p_by_pp_and_vp(f: Facts, s: State) -> Iterable[Verdict]:
+    """Bridge sets ``overlap_p2p_comm`` and ``batch_p2p_comm`` from PP and VP.
+
+    With PP and VP above 1 sends overlap and are not batched; with PP alone they are batched and do not
+    overlap; without PP both are off. What stood in the model before is overwritten.
+
+    Why: only an interleaved schedule has another chunk to compute while a message is on its way.
+    Fix: set ``virtual_pipeline_model_parallel_size`` above 1 to overlap pipeline messages.
+    """
+    if not f.overlap_setup:
+        return
+    pp, interleaved = f.parallelism.pp, f.vp_at_setup > 1
+    if pp == 1:
+        values, because = (False, False), "PP is 1: no pipeline messages"
+    elif interleaved:
+        values, because = (True, False), f"PP {pp} with {f.vp_at_setup} virtual stages: another chunk computes meanwhile"
+    else:
+        values, because = (False, True), f"PP {pp} without virtual stages: nothing to compute meanwhile, so in one batch"
+    for subject, value in zip((_OVERLAP, _BATCH), values, strict=True):
+        yield info(subject, because, value=value)
+
+
+@rule("PP002", source=_SETUP, megatron_lm=None)
+def p2p_by_user(f: Facts, s: State) -> Iterable[Verdict]:
+    """The user's p2p values come after Bridge's gate, one by one.
+
+    Why: Bridge applies every value of ``comm_overlap`` that is not null last, without checking that the
+    two fit together or fit the schedule.
+    Fix: leave both null unless the schedule allows it.
+    """
+    if not f.overlap_setup:
+        return
+    for subject, asked in ((_OVERLAP, f.asked.overlap_p2p_comm), (_BATCH, f.asked.batch_p2p_comm)):
+        if asked is not None and asked != s[subject]:
+            yield info(subject, "set by comm_overlap, after Bridge's own choice", requested=asked, value=asked)
+
+
+@rule("PP003", source=_SCHEDULES)
+def both_p2p_flags(f: Facts, s: State) -> Finding:
+    """``overlap_p2p_comm`` and ``batch_p2p_comm`` exclude each other in the interleaved schedule.
+
+    Why: batched messages are waited for at once, overlapped ones later; the schedule raises.
+    Fix: set ``comm_overlap.batch_p2p_comm=false``, or leave both null.
+    """
+    if not (f.interleaved and s[_OVERLAP] and s[_BATCH]):
+        return None
+    return error(
+        _BATCH,
+        "overlap_p2p_comm and batch_p2p_comm are both true",
+        fix="set comm_overlap.batch_p2p_comm=false",
+        by=MEGATRON_CORE,
+        at="first_forward",
+        requested=f.asked.batch_p2p_comm,
+    )
+
+
+@rule("PP004", source=_SCHEDULES, megatron_lm=None)
+def p2p_overlap_without_virtual_stages(f: Facts, s: State) -> Finding:
+    """``overlap_p2p_comm`` needs an interleaved schedule.
+
+    Why: without virtual stages there is no other chunk to compute during a message, and the
+    non-interleaved schedule raises.
+    Fix: set ``model.virtual_pipeline_model_parallel_size``, or leave ``overlap_p2p_comm`` null.
+    """
+    if f.parallelism.pp == 1 or f.interleaved or not s[_OVERLAP]:
+        return None
+    return error(
+        _OVERLAP,
+        f"PP {f.parallelism.pp} has no virtual stages, and the non-interleaved schedule does not overlap messages",
+        fix="set comm_overlap.overlap_p2p_comm=null, or model.virtual_pipeline_model_parallel_size above 1",
+        by=MEGATRON_CORE,
+        at="first_forward",
+        requested=f.asked.overlap_p2p_comm,
+    )
+
+
+@rule("PP005", source="megatron-core parallel_state.py initialize_model_parallel; Megatron-LM training/arguments.py")
+def virtual_stages_without_pp(f: Facts, s: State) -> Finding:
+    """Virtual stages need more than one pipeline stage.
+
+    Why: Megatron-Core refuses any ``virtual_pipeline_model_parallel_size`` at PP 1, also 1.
+    Fix: set it to null, or raise PP.
+    """
+    vp = f.recipe.model.virtual_pipeline_model_parallel_size
+    if f.parallelism.pp > 1 or vp is None or (f.megatron_lm and vp == 1):
+        return None
+    return error(
+        "model.virtual_pipeline_model_parallel_size",
+        f"VP {vp} with PP 1: an interleaved schedule needs PP above 1",
+        fix="set model.virtual_pipeline_model_parallel_size=null, or raise pipeline_model_parallel_size",
+        by=MEGATRON_LM if f.megatron_lm else MEGATRON_CORE,
+        at="validation" if f.megatron_lm else "initialize_model_parallel",
+        requested=vp,
+        value=vp,
+    )
+
+
+@rule("PP006", source="megatron-core transformer/transformer_block.py and transformer_config.py")
+def layers_do_not_split(f: Facts, s: State) -> Finding:
+    """The layers do not split evenly over PP and VP.
+
+    ``num_layers`` must be a multiple of PP times VP, unless first or last stages, an account for
+    embedding and loss, or an explicit layout say otherwise; these have to fit as well.
+
+    Why: every stage and chunk builds the same number of layers; old versions dropped the rest and
+    trained a smaller model.
+    Fix: change PP or VP, or give a ``pipeline_model_parallel_layout``.
+    """
+    if f.recipe.model.is_hybrid_model:
+        return None
+    problem = layer_problem(f.recipe.model, f.stages, f.parallelism.pp, f.parallelism.vp)
+    if problem is None:
+        return None
+    because, raised_at = problem
+    in_parser = f.megatron_lm and f.stages is None and f.parallelism.vp is None
+    return error(
+        "model.num_layers",
+        because,
+        fix="change pipeline_model_parallel_size or virtual_pipeline_model_parallel_size, or give a layout",
+        by=MEGATRON_LM if in_parser else MEGATRON_CORE,
+        at="validation" if in_parser else raised_at,
+        requested=f.recipe.model.num_layers,
+        value=f.recipe.model.num_layers,
+    )
+
+
+@rule("PP007", source=_SCHEDULES)
+def too_few_microbatches(f: Facts, s: State) -> Finding:
+    """The interleaved schedule needs at least PP microbatches.
+
+    The group of contiguous microbatches, ``microbatch_group_size_per_vp_stage`` or PP, must lie between
+    PP and the number of microbatches.
+
+    Why: the schedule raises otherwise, in the first step.
+    Fix: raise ``global_batch_size``, or lower PP or DP.
+    """
+    count, pp = f.parallelism.num_microbatches, f.parallelism.pp
+    if not f.interleaved or count is None:
+        return None
+    group = _group(f)
+    if pp <= group <= count:
+        return None
+    what = f"at least {group} microbatches are needed" if group > count else f"the group {group} is smaller than PP {pp}"
+    return error(
+        "train.global_batch_size" if group > count else "model.microbatch_group_size_per_vp_stage",
+        f"{what}, there are {count} per step",
+        fix=f"raise train.global_batch_size to {max(group, pp) * _batch_of_one(f)} or more",
+        by=MEGATRON_CORE,
+        at="first_forward",
+        requested=f.recipe.train.global_batch_size,
+        value=f.recipe.train.global_batch_size,
+    )
+
+
+def _group(f: Facts) -> int:
+    said: int | None = f.recipe.model.microbatch_group_size_per_vp_stage
+    return f.parallelism.pp if said is None else said
+
+
+def _batch_of_one(f: Facts) -> int:
+    """Sequences of one microbatch on all data-parallel ranks."""
+    return (f.recipe.train.micro_batch_size or 1) * f.parallelism.dp
+
+
+@rule("PP008", source=_SCHEDULES)
+def microbatch_remainder(f: Facts, s: State) -> Finding:
+    """The last group of microbatches of an interleaved schedule is shorter than PP.
+
+    The number of microbatches, divided by the group (PP unless set), must leave 0 or at least PP.
+
+    Why: a shorter group leaves bubbles in the pipeline, and the schedule raises.
+    Fix: make the number of microbatches a multiple of the group.
+    """
+    count, group = f.parallelism.num_microbatches, _group(f)
+    if not f.interleaved or count is None or not f.parallelism.pp <= group <= count:
+        return None
+    rest = count % group
+    if not 0 < rest < f.parallelism.pp:
+        return None
+    return error(
+        "train.global_batch_size",
+        f"{count} microbatches in groups of {group} leave {rest}, fewer than PP {f.parallelism.pp}",
+        fix=f"make train.global_batch_size a multiple of {group * _batch_of_one(f)}",
+        by=MEGATRON_CORE,
+        at="first_forward",
+        requested=f.recipe.train.global_batch_size,
+        value=f.recipe.train.global_batch_size,
+    )
+
+
+@rule("PP009", source="Megatron-LM training/arguments.py validate_args")
+def two_stages_without_overlap(f: Facts, s: State) -> Finding:
+    """PP 2 with virtual stages but without p2p overlap.
+
+    Megatron-LM refuses it. Bridge has no such check.
+
+    Why: the same two ranks would send and receive several messages in one batch, which can be paired
+    wrongly or hang.
+    Fix: overlap the messages, or use PP above 2.
+    """
+    if f.parallelism.pp != 2 or not f.interleaved or s[_OVERLAP]:
+        return None
+    because = "PP 2 with virtual stages and without overlap: several messages between the same two ranks per batch"
+    fix = "set comm_overlap.overlap_p2p_comm=true" + ("" if f.megatron_lm else " and batch_p2p_comm=false, or leave both null")
+    if f.megatron_lm:
+        return error(_OVERLAP, because, fix=fix, by=MEGATRON_LM, at="validation", requested=f.asked.overlap_p2p_comm)
+    return warning(_OVERLAP, because, fix=fix, requested=f.asked.overlap_p2p_comm)
+
+
+@rule("PP010", source=_PARALLEL_CONFIG)
+def deferred_embedding_needs(f: Facts, s: State) -> Iterable[Verdict]:
+    """``defer_embedding_wgrad_compute`` needs PP and gradient accumulation fusion.
+
+    Why: the deferred weight gradient fills the pipeline's flush, and is added in place by the fused
+    GEMM; Megatron-Core refuses it otherwise.
+    Fix: set it to false, or meet both.
+    """
+    if not s["model.defer_embedding_wgrad_compute"]:
+        return
+    needs = []
+    if f.parallelism.pp == 1:
+        needs.append("PP is 1")
+    if not f.gradient_accumulation_fusion:
+        needs.append("gradient_accumulation_fusion is false")
+    for because in needs:
+        yield error(
+            "model.defer_embedding_wgrad_compute",
+            because,
+            fix="set comm_overlap.defer_embedding_wgrad_compute=false",
+            by=MEGATRON_CORE,
+            at="validation",
+            requested=True,
+        )
+
+
+@rule("PP011", source=f"{_SETUP}; {_PARALLEL_CONFIG}")
+def negative_deferral_limit(f: Facts, s: State) -> Finding:
+    """``defer_embedding_wgrad_compute`` with a deferral limit below 0.
+
+    Bridge writes -1 where the user gives no limit, in place of Megatron-Core's 0.
+
+    Why: Megatron-Core refuses a negative limit once deferring is on, so asking Bridge for it without a
+    limit always fails.
+    Fix: set ``comm_overlap.wgrad_deferral_limit``; 0 defers all microbatches.
+    """
+    limit = s["model.wgrad_deferral_limit"]
+    if not s["model.defer_embedding_wgrad_compute"] or limit >= 0:
+        return None
+    because = f"the limit is {limit}"
+    if f.overlap_setup and f.asked.wgrad_deferral_limit is None:
+        because = "no limit is given, and Bridge writes -1 in place of Megatron-Core's 0"
+    return error(
+        "model.wgrad_deferral_limit",
+        because,
+        fix="set comm_overlap.wgrad_deferral_limit=0",
+        by=MEGATRON_CORE,
+        at="validation",
+        requested=f.asked.wgrad_deferral_limit,
+    )
+
+
+@rule("PP012", source="Megatron-LM training/arguments.py validate_args", bridge=None)
+def parser_drops_p2p_overlap(f: Facts, s: State) -> Iterable[Verdict]:
+    """Without virtual stages Megatron-LM turns off p2p overlap and the alignment of parameter gathers.
+
+    Why: only an interleaved schedule overlaps messages and lets stages gather at the same time.
+    Fix: set virtual stages, or accept it.
+    """
+    if f.parallelism.vp is not None:
+        return
+    because = "no virtual stages"
+    asked_p2p, asked_align = f.asked.overlap_p2p_comm, f.asked.align_param_gather
+    if s[_OVERLAP]:
+        make = warning if asked_p2p and f.parallelism.pp > 1 else info
+        yield make(_OVERLAP, because, value=False, requested=asked_p2p)
+    yield info(_BATCH, "Megatron-LM batches messages where it does not overlap them", value=True)
+    if s["ddp.align_param_gather"]:
+        make = warning if asked_align else info
+        yield make("ddp.align_param_gather", because, value=False, requested=asked_align)
+
+
+@rule("PP013", source="Megatron-LM training/argument_utils.py", bridge=None)
+def batch_p2p_has_no_flag(f: Facts, s: State) -> Finding:
+    """Megatron-LM has no flag for ``batch_p2p_comm``.
+
+    Why: it is always the opposite of ``overlap_p2p_comm``.
+    Fix: choose by ``overlap_p2p_comm``.
+    """
+    asked = f.asked.batch_p2p_comm
+    if asked is None or asked == s[_BATCH] or f.parallelism.pp == 1:
+        return None
+    return warning(
+        _BATCH,
+        "Megatron-LM takes the opposite of overlap_p2p_comm",
+        requested=asked,
+        fix=f"set comm_overlap.overlap_p2p_comm={str(not asked).lower()}",
+    )
+
+
+@rule("PP014", source=_PARALLEL_CONFIG)
+def warmup_flush_needs_overlap(f: Facts, s: State) -> Finding:
+    """``overlap_p2p_comm_warmup_flush`` needs ``overlap_p2p_comm`` without batching.
+
+    Why: Megatron-Core refuses it otherwise.
+    Fix: set virtual stages so that messages overlap, or turn it off.
+    """
+    if not f.recipe.model.overlap_p2p_comm_warmup_flush or (s[_OVERLAP] and not s[_BATCH]):
+        return None
+    return error(
+        "model.overlap_p2p_comm_warmup_flush",
+        f"overlap_p2p_comm is {str(s[_OVERLAP]).lower()}, batch_p2p_comm is {str(s[_BATCH]).lower()}",
+        fix="set model.overlap_p2p_comm_warmup_flush=false",
+        by=MEGATRON_CORE,
+        at="validation",
+        requested=True,
+        value=True,
+    )
+
+
+@rule("PP015", source=_SETUP, megatron_lm=None)
+def model_p2p_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
+    """Pipeline values on the model that Bridge's set-up overwrites.
+
+    Why: Bridge takes them from ``comm_overlap`` or from PP and VP; what stands on ``model`` is lost.
+    Fix: set the value under ``comm_overlap``.
+    """
+    if not f.overlap_setup:
+        return
+    for name in ("overlap_p2p_comm", "batch_p2p_comm", "defer_embedding_wgrad_compute", "wgrad_deferral_limit"):
+        said = getattr(f.recipe.model, name)
+        subject = f"model.{name}"
+        if f.written(subject) and getattr(f.asked, name) is None and said != s[subject]:
+            yield warning(
+                subject, "Bridge overwrites what stands on the model", requested=said, fix=f"set comm_overlap.{name}"
+            )

@@ -1,0 +1,326 @@
+"""UB: what Transformer Engine's userbuffers can do, under the ids of its rule table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from overlapkit.facts import Facts
+from overlapkit.recipe.sections import AUTO
+from overlapkit.rules.registry import TRANSFORMER_ENGINE, Finding, State, error, rule, warning
+from overlapkit.rules.tp import OVERLAP, drawback, obstacle
+
+# The method of each buffer that Transformer Engine builds when the configuration does not name it.
+DEFAULT_METHODS = {
+    "qkv_fprop": "ring_exchange",
+    "fc1_fprop": "ring_exchange",
+    "proj_dgrad": "ring_exchange",
+    "fc2_dgrad": "ring_exchange",
+    "proj_fprop": "pipeline",
+    "fc2_fprop": "pipeline",
+    "qkv_dgrad": "bulk",
+    "fc1_dgrad": "bulk",
+    "qkv_wgrad": "bulk",
+    "fc1_wgrad": "bulk",
+}
+_INIT = "transformer-engine pytorch/module/base.py initialize_ub"
+
+
+def _methods(userbuffers: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    methods: dict[str, Any] = dict(DEFAULT_METHODS)
+    if isinstance(userbuffers, Mapping):
+        methods.update({layer: entry.get("method", methods.get(layer)) for layer, entry in userbuffers.items()})
+    return methods
+
+
+@rule("UB001", source=_INIT, te=">=1.13")
+def no_cuda_multicast(f: Facts, s: State) -> Finding:
+    """Userbuffers need CUDA multicast, or ``UB_SKIPMC=1``.
+
+    Multicast wants an NVSwitch of Hopper or newer, and driver and CUDA runtime 12.1 (driver 530). A100,
+    A800 and PCIe boards have none. With ``UB_SKIPMC=1`` the buffers go through CUDA IPC.
+
+    Why: Transformer Engine refuses to set up the buffers otherwise. Where multicast works, skipping it only
+    makes bulk collectives slower.
+    Fix: export ``UB_SKIPMC=1``, or upgrade the driver.
+    """
+    if not s[OVERLAP] or f.parallelism.tp == 1:
+        return None
+    given = f.recipe.env_vars
+    skips = given is not None and given.get("UB_SKIPMC") == "1"
+    if f.cuda_multicast is not False:
+        if skips and f.cuda_multicast:
+            return warning(
+                "env_vars.UB_SKIPMC",
+                "CUDA multicast works here, and skipping it makes bulk collectives slower",
+                requested="1",
+                fix="unset UB_SKIPMC",
+            )
+        return None
+    because = f"no CUDA multicast on {_where(f)}"
+    exported = warning(
+        "env.UB_SKIPMC", f"{because}: CUDA IPC instead, which may be slower", value="1",
+        fix="upgrade the driver" if f.gpu is not None and f.gpu.cuda_multicast else None,
+    )
+    if given is None or skips:
+        return exported
+    refused = obstacle(
+        f, f"{because}, and UB_SKIPMC=1 is not set", fix="set env_vars.UB_SKIPMC=1", by=TRANSFORMER_ENGINE, at="initialize_ub"
+    )
+    return refused if f.tp_request == AUTO else (exported, refused)
+
+
+def _where(f: Facts) -> str:
+    driver = f.recipe.cluster.driver_version
+    gpu = f.gpu.name if f.gpu else "this GPU"
+    return f"{gpu} with driver {driver}" if driver and f.gpu is not None and f.gpu.cuda_multicast else gpu
+
+
+@rule("UB002", source=_INIT, te=">=1.9")
+def unknown_bootstrap(f: Facts, s: State) -> Finding:
+    """``tp_comm_bootstrap_backend`` must be nccl, gloo or mpi.
+
+    Why: Transformer Engine knows no other.
+    Fix: set ``comm_overlap.tp_comm_bootstrap_backend=nccl``.
+    """
+    backend = s["model.tp_comm_bootstrap_backend"]
+    if not s[OVERLAP] or backend in (None, "nccl", "gloo", "mpi"):
+        return None
+    return error(
+        "model.tp_comm_bootstrap_backend",
+        "Transformer Engine knows nccl, gloo and mpi",
+        fix="set comm_overlap.tp_comm_bootstrap_backend=nccl",
+        by=TRANSFORMER_ENGINE,
+        at="initialize_ub",
+        requested=backend,
+    )
+
+
+@rule("UB003", source=_INIT, te=">=1.13")
+def bootstrap_not_compiled(f: Facts, s: State) -> Finding:
+    """The mpi bootstrap needs a torch that was built with MPI.
+
+    Why: NGC's torch has it, the wheels from PyPI do not, and Transformer Engine refuses a backend that torch
+    lacks.
+    Fix: set ``comm_overlap.tp_comm_bootstrap_backend=nccl``.
+    """
+    if not s[OVERLAP] or s["model.tp_comm_bootstrap_backend"] != "mpi":
+        return None
+    return warning(
+        "model.tp_comm_bootstrap_backend",
+        "mpi works only with a torch built with MPI (not PyPI's wheels), in a job started by mpirun",
+        requested="mpi",
+        fix="set comm_overlap.tp_comm_bootstrap_backend=nccl",
+    )
+
+
+@rule("UB019", source="transformer-engine common/comm_gemm_overlap/userbuffers/userbuffers.cu callranks")
+def tp_size_without_kernels(f: Facts, s: State) -> Finding:
+    """A TP size for which Transformer Engine has no userbuffers kernels.
+
+    Bulk and pipelined collectives exist for TP 2, 4 and 8, from 2.2 also for 16 and 32.
+
+    Why: for other sizes no kernel is launched and nothing says so: the results are wrong.
+    Fix: choose one of these sizes, or turn TP overlap off.
+    """
+    tp = f.parallelism.tp
+    if not s[OVERLAP] or tp == 1:
+        return None
+    sizes = (2, 4, 8, 16, 32) if f.te_in(">=2.2.0") else (2, 4, 8)
+    methods = _methods(f.userbuffers)
+    if tp in sizes or not {"bulk", "pipeline"} & set(map(str, methods.values())):
+        return None
+    return obstacle(
+        f,
+        f"transformer-engine {f.versions.transformer_engine} has no bulk or pipeline kernels for TP {tp}, "
+        f"only for {', '.join(map(str, sizes))}: results would be wrong in silence",
+        fix=f"set model.tensor_model_parallel_size to one of {', '.join(map(str, sizes))}, or comm_overlap.tp_comm_overlap=false",
+    )
+
+
+@rule("UB023", source="transformer-engine common/comm_gemm_overlap/comm_gemm_overlap.cpp")
+def tokens_not_divisible(f: Facts, s: State) -> Finding:
+    """The tokens of a microbatch do not split over the TP group.
+
+    ``seq_length * micro_batch_size / context_parallel_size`` must be a multiple of TP.
+
+    Why: a userbuffer of [tokens, hidden] is cut into TP chunks.
+    Fix: change the sequence length, the microbatch or TP.
+    """
+    tokens, tp = f.tokens_per_rank, f.parallelism.tp
+    if not s[OVERLAP] or tokens is None or tokens % tp == 0:
+        return None
+    return obstacle(
+        f,
+        f"{_shape(f)} does not split into TP {tp} chunks",
+        fix="set model.seq_length so that seq_length * micro_batch_size / CP is a multiple of TP",
+        by=TRANSFORMER_ENGINE,
+        at="first_forward",
+    )
+
+
+def _shape(f: Facts) -> str:
+    """The userbuffer's shape in words."""
+    tokens = "?" if f.tokens_per_rank is None else f"{f.tokens_per_rank}"
+    hidden = f.recipe.model.hidden_size
+    return f"a buffer of [{tokens} tokens, {'?' if hidden is None else hidden}]"
+
+
+@rule("UB024", source="transformer-engine pytorch/csrc/extensions/comm_gemm_overlap.cpp")
+def token_count_varies(f: Facts, s: State) -> Finding:
+    """The number of tokens differs between microbatches.
+
+    Variable sequence lengths, packing without padding to a constant length, or another microbatch size in
+    evaluation.
+
+    Why: the userbuffer is allocated once, as [seq_length * micro_batch_size / CP, hidden], and every
+    microbatch must fill it exactly; the first that does not raises.
+    Fix: pad every microbatch to one length that TP divides, or turn TP overlap off.
+    """
+    if not s[OVERLAP]:
+        return None
+    reason = _varies(f)
+    if reason is None:
+        return None
+    return obstacle(
+        f,
+        f"{reason}, and {_shape(f)} must be filled exactly",
+        fix="pad to a constant length (dataset.pad_to_max_length=true), or set comm_overlap.tp_comm_overlap=false",
+        by=TRANSFORMER_ENGINE,
+        at="first_forward",
+    )
+
+
+def _varies(f: Facts) -> str | None:
+    """Why the token count is not constant; None when nothing says so."""
+    model, data = f.recipe.model, f.recipe.dataset
+    kwargs = data.dataset_kwargs if isinstance(data.dataset_kwargs, dict) else {}
+    padded = bool(data.pad_to_max_length) or kwargs.get("pad_to_max_length") is True
+    if model.variable_seq_lengths:
+        return "variable_seq_lengths is true"
+    if data.pack_sequences_in_batch or data.enable_in_batch_packing:
+        return "sequences are packed within the batch"
+    if (data.packed_sequence_specs is not None or data.enable_offline_packing) and not padded:
+        return "packed sequences are not padded to the maximum"
+    micro, evaluated = f.recipe.train.micro_batch_size, f.recipe.validation.eval_micro_batch_size
+    if micro is not None and evaluated is not None and micro != evaluated:
+        return f"evaluation runs microbatches of {evaluated}, training of {micro}"
+    return None
+
+
+@rule("UB025", source="transformer-engine pytorch/module/base.py", te=">=2.4")
+def mxfp8_blocks(f: Facts, s: State) -> Finding:
+    """MXFP8 userbuffers need dimensions in multiples of 128.
+
+    Both the hidden size and the tokens of a TP chunk.
+
+    Why: an MXFP8 tensor has one scale per block, and a chunk must hold whole blocks.
+    Fix: choose sizes that 128 divides, or turn TP overlap off.
+    """
+    if not s[OVERLAP] or f.precision.fp8_recipe != "mxfp8" or f.parallelism.tp == 1:
+        return None
+    hidden, tokens, tp = f.recipe.model.hidden_size, f.tokens_per_rank, f.parallelism.tp
+    wrong = []
+    if hidden is not None and hidden % 128:
+        wrong.append(f"hidden_size {hidden}")
+    if tokens is not None and tokens % tp == 0 and (tokens // tp) % 128:
+        wrong.append(f"{tokens // tp} tokens of a TP chunk")
+    if not wrong:
+        return None
+    because = f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not a multiple of 128"
+    return obstacle(f, because, by=TRANSFORMER_ENGINE, at="first_forward")
+
+
+@rule("UB026", source="transformer-engine pytorch/module/base.py")
+def quantizer_without_userbuffers(f: Facts, s: State) -> Finding:
+    """A quantization that userbuffers cannot gather: blockwise FP8, NVFP4, a custom quantizer.
+
+    Why: Transformer Engine's all-gather through userbuffers knows delayed and current scaling and, from
+    2.4, MXFP8; anything else raises in the first forward pass.
+    Fix: turn TP overlap off, or train in another precision.
+    """
+    if not s[OVERLAP] or f.parallelism.tp == 1:
+        return None
+    recipe = f.precision.fp8_recipe
+    kind = "NVFP4" if f.precision.fp4 else f"{recipe} FP8" if recipe in ("blockwise", "custom") else None
+    if recipe == "mxfp8" and not f.te_in(">=2.4.0"):
+        kind = "MXFP8"
+    if kind is None:
+        return None
+    return obstacle(
+        f, f"userbuffers of transformer-engine {f.versions.transformer_engine} do not support {kind}",
+        by=TRANSFORMER_ENGINE, at="first_forward",
+    )
+
+
+@rule("UB029", source="transformer-engine pytorch/module/_common.py", te=">=2.3")
+def delayed_wgrad_with_bulk(f: Facts, s: State) -> Finding:
+    """``delay_wgrad_compute`` excludes the bulk weight-gradient overlap.
+
+    Megatron-Core passes ``tp_comm_bulk_wgrad``, true unless set, whenever TP overlap is on.
+
+    Why: the bulk collective runs beside the weight gradient's GEMM, which is no longer where it was;
+    Transformer Engine asserts it when a layer is built.
+    Fix: set ``model.tp_comm_bulk_wgrad=false``, or turn one of the two off.
+    """
+    if not (s[OVERLAP] and s["model.delay_wgrad_compute"]) or f.recipe.model.tp_comm_bulk_wgrad is False:
+        return None
+    return obstacle(
+        f,
+        "delay_wgrad_compute excludes tp_comm_bulk_wgrad, which is on by default",
+        fix="set model.tp_comm_bulk_wgrad=false, or comm_overlap.tp_comm_overlap=false",
+        by=TRANSFORMER_ENGINE,
+        at="construction",
+    )
+
+
+@rule("UB033", source="Megatron-LM training/initialize.py; transformer-engine 2.7", bridge=None, megatron_lm=">=0.15.0", te=">=2.7,<2.8")
+def quantization_modes_missing(f: Facts, s: State) -> Finding:
+    """Megatron-LM with Megatron-Core 0.15 or newer and Transformer Engine 2.7.
+
+    Why: it asks for quantization modes from Transformer Engine 2.7.0 on, but they came with 2.8: an
+    AttributeError when the buffers are set up. Bridge asks from 2.8.
+    Fix: use Transformer Engine 2.8.
+    """
+    if not s[OVERLAP]:
+        return None
+    return obstacle(
+        f,
+        f"Megatron-LM asks for quantization modes that transformer-engine {f.versions.transformer_engine} does not have",
+        fix="use transformer-engine 2.8 or newer, or set comm_overlap.tp_comm_overlap=false",
+        by="megatron-lm",
+        at="initialize_ub",
+    )
+
+
+@rule("UB035", source="megatron-core extensions/transformer_engine.py TELinear", core=">=0.13.0")
+def layer_names_switch_it_off(f: Facts, s: State) -> Finding:
+    """Layers whose names userbuffers do not know switch TP overlap off while the model is built.
+
+    Multi-latent attention (its down and up projections), multi-token prediction and heterogeneous blocks
+    have Transformer Engine linears beyond qkv, proj, fc1 and fc2.
+
+    Why: Megatron-Core then sets ``tp_comm_overlap`` to false on the configuration that all later layers of
+    that rank share, with no more than a warning. The settings here are those before the model is built.
+    Fix: do not ask for TP overlap with these layers, or check ``model.config.tp_comm_overlap`` after the
+    model is built.
+    """
+    if not s[OVERLAP]:
+        return None
+    model = f.recipe.model
+    layers = []
+    if model.multi_latent_attention:
+        layers.append("multi-latent attention")
+    if model.mtp_num_layers:
+        layers.append(f"{model.mtp_num_layers} MTP layer{'s' if model.mtp_num_layers > 1 else ''}")
+    if model.heterogeneous_block_specs:
+        layers.append("heterogeneous blocks")
+    if not layers:
+        return None
+    return drawback(
+        f,
+        f"{' and '.join(layers)}: Megatron-Core turns TP overlap off for the layers after it while it builds the model",
+        fix="verify model.config.tp_comm_overlap after the model is built, or set comm_overlap.tp_comm_overlap=false",
+    )
+
+

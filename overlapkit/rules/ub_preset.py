@@ -1,0 +1,144 @@
+"""UB: where the userbuffers configuration comes from, and whether it was made for this recipe.
+
+``UB1xx`` are our own; the ids below 100 are those of Transformer Engine's rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from overlapkit.errors import printable
+from overlapkit.facts import Facts
+from overlapkit.recipe.sections import AUTO
+from overlapkit.rules.registry import BRIDGE, Finding, State, error, info, rule, warning
+from overlapkit.rules.tp import OVERLAP
+
+_CFG = "model.tp_comm_overlap_cfg"
+_ASKED = "comm_overlap.tp_comm_overlap_cfg"
+_PRESET = "preset"
+_DEFAULTS = "transformer-engine pytorch/module/base.py initialize_ub; megatron-bridge training/comm_overlap.py"
+# Differences that make a preset another machine's or another model's; the rest is a matter of degree.
+_WEIGHTY = ("gpu", "precision", "hidden_size", "tensor_model_parallel_size", "lora")
+
+
+@rule("UB101", source=_DEFAULTS)
+def transformer_engine_defaults(f: Facts, s: State) -> Finding:
+    """No userbuffers configuration: Transformer Engine's defaults.
+
+    Ring exchange for the all-gathers, a pipeline on 16 SMs for the reduce-scatters, bulk collectives on 16
+    SMs beside the input and weight gradients, whatever the model and GPU. Bridge logs a warning.
+
+    Why: the defaults are tuned for nothing in particular.
+    Fix: name a preset in ``comm_overlap.tp_comm_overlap_cfg``; ``auto`` chooses one that fits.
+    """
+    if not s[OVERLAP] or f.preset.match != "none" or f.userbuffers is not None:
+        return None
+    cfg = f.asked.tp_comm_overlap_cfg
+    if cfg != AUTO:
+        return info(_CFG, "no configuration is given: Transformer Engine's defaults", value=None)
+    if f.preset_missing:
+        because = f"no preset can be chosen without {', '.join(f.preset_missing)}: Transformer Engine's defaults"
+        return info(_CFG, because, value=None, requested=AUTO)
+    return info(_CFG, f"no preset fits {_wanted(f)}: Transformer Engine's defaults", value=None, requested=AUTO)
+
+
+def _wanted(f: Facts) -> str:
+    gpu = f.gpu.name if f.gpu else "this GPU"
+    hidden = f.recipe.model.hidden_size
+    return f"{gpu}, {f.precision.preset_class}, hidden size {hidden} and TP {f.parallelism.tp}"
+
+
+@rule("UB102", source="presets/userbuffers; megatron-bridge training/comm_overlap.py")
+def preset_made_for_something_else(f: Facts, s: State) -> Finding:
+    """The preset was tuned for another GPU, precision, model, TP or batch.
+
+    Bridge takes whatever preset a recipe names. H200 and H800 start from H100's presets; B300, GB200, GB300
+    and VR200 from B200's.
+
+    Why: the SM counts balance one collective against one GEMM; with other sizes they steal too many SMs, or
+    leave the collective exposed. Another TP size or hidden size changes both sides.
+    Fix: set ``comm_overlap.tp_comm_overlap_cfg=auto`` for the nearest, or measure.
+    """
+    if not s[OVERLAP] or f.preset.name is None or not f.preset.differs:
+        return None
+    requested = f.asked.tp_comm_overlap_cfg
+    because = f"{f.preset.name} was made for {_made_for(f.preset.differs)}"
+    weighty = [name for name in f.preset.differs if name in _WEIGHTY and name != "gpu"]
+    if f.preset.match == "nearest":
+        return info(_PRESET, f"nearest preset: {because}", value=f.preset.name, requested=requested)
+    asked = requested if isinstance(requested, str) else None
+    if weighty:
+        fix = "set comm_overlap.tp_comm_overlap_cfg=auto"
+        return warning(_PRESET, because, value=f.preset.name, requested=asked, fix=fix)
+    return info(_PRESET, because, value=f.preset.name, requested=asked)
+
+
+def _made_for(differs: Mapping[str, tuple[Any, Any]]) -> str:
+    names = {
+        "tensor_model_parallel_size": "TP",
+        "context_parallel_size": "CP",
+        "hidden_size": "hidden size",
+        "micro_batch_size": "microbatches of",
+        "seq_length": "sequences of",
+    }
+    parts = []
+    for field, (theirs, ours) in differs.items():
+        if field == "lora":
+            parts.append("LoRA" if theirs else "full training")
+        elif field in ("gpu", "precision"):
+            parts.append(f"{theirs} (this is {ours})")
+        else:
+            parts.append(f"{names[field]} {theirs} (this is {ours})")
+    return ", ".join(parts)
+
+
+@rule("UB103", source="presets/userbuffers")
+def preset_fits(f: Facts, s: State) -> Finding:
+    """The preset was made for this recipe.
+
+    Why: GPU, precision, hidden size, TP, CP, microbatch and sequence length are the preset's own.
+    Fix: nothing to do.
+    """
+    if not s[OVERLAP] or f.preset.match != "exact":
+        return None
+    return info(_PRESET, "made for this GPU, precision, hidden size, TP, CP and batch", value=f.preset.name)
+
+
+@rule("UB104", source="megatron-bridge training/comm_overlap.py setup", megatron_lm=None)
+def preset_not_a_dataclass(f: Facts, s: State) -> Finding:
+    """Bridge's ``tp_comm_overlap_cfg`` takes its dataclass only.
+
+    A mapping, a name or a path in a file for Bridge raises a TypeError in its set-up while the overlap is
+    on. A hand-written recipe may hold any of them: overlapkit turns it into the configuration, but Bridge
+    has to be given a TransformerLayerTPOverlapCfg.
+
+    Why: Bridge calls ``dataclasses.asdict`` on it.
+    Fix: import the preset from megatron.bridge.training.comm_overlap; in YAML give ``_target_`` on both
+    levels and all ten layers.
+    """
+    asked = f.asked
+    if not s[OVERLAP] or not f.overlap_setup or asked.tp_comm_overlap_cfg in (None, AUTO):
+        return None
+    if asked.tp_comm_overlap_cfg_is_dataclass:
+        return None
+    form = "a mapping" if not isinstance(asked.tp_comm_overlap_cfg, str) else "a text"
+    fix = "give Bridge the dataclass: from megatron.bridge.training.comm_overlap import ..."
+    if f.recipe.is_dump:
+        return error(
+            _ASKED, f"{form} where Bridge takes its dataclass only", fix=fix, by=BRIDGE, at="validation",
+            value=f.preset.name,
+        )
+    return info(_ASKED, f"{form} here; Bridge itself takes its dataclass only", value=f.preset.name, fix=fix)
+
+
+@rule("UB105", source="megatron-bridge training/initialize.py; Megatron-LM training/initialize.py")
+def configuration_not_here(f: Facts, s: State) -> Finding:
+    """The file of the userbuffers configuration is not on this machine.
+
+    Why: it may exist in the training container; here it cannot be read, so nothing in it was checked.
+    Fix: give a path relative to the recipe, or a preset's name.
+    """
+    if not s[OVERLAP] or not isinstance(f.userbuffers, str):
+        return None
+    return warning(_CFG, f"{printable(f.userbuffers)} is not here, so it was not checked", requested=f.userbuffers)
