@@ -95,9 +95,7 @@ def _gpu(name: str) -> Gpu:
     entry: dict[str, Any] = load_yaml("gpus.yaml")[name]
     tflops = entry["dense_tflops"]
     plain = {key: entry[key] for key in Gpu.__dataclass_fields__ if key in entry}
-    return Gpu(
-        name=name, bf16_tflops=tflops["bf16"], fp8_tflops=tflops["fp8"], fp4_tflops=tflops["fp4"], **plain
-    )
+    return Gpu(name=name, bf16_tflops=tflops["bf16"], fp8_tflops=tflops["fp8"], fp4_tflops=tflops["fp4"], **plain)
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from overlapkit.catalogue import Gpu, find_gpu, gpu_names
-from overlapkit.errors import RecipeError, nearest, shown
+from overlapkit.errors import nearest, shown
 from overlapkit.pipeline_layout import parse_layout
 from overlapkit.plan import Parallelism, PresetChoice
 from overlapkit.precision import Precision, derive_precision

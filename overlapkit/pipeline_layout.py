@@ -69,7 +69,9 @@ def layer_problem(model: Model, stages: tuple[str, ...] | None, pp: int, vp: int
     first, last = model.num_layers_in_first_pipeline_stage, model.num_layers_in_last_pipeline_stage
     if first is not None or last is not None:
         return _uneven_problem(layers, first, last, pp, vp)
-    extra = int(bool(model.account_for_embedding_in_pipeline_split)) + int(bool(model.account_for_loss_in_pipeline_split))
+    extra = int(bool(model.account_for_embedding_in_pipeline_split)) + int(
+        bool(model.account_for_loss_in_pipeline_split)
+    )
     chunks = pp * (vp or 1)
     if (layers + extra) % chunks == 0:
         return None
@@ -95,7 +97,9 @@ def _layout_problem(model: Model, stages: tuple[str, ...], pp: int) -> tuple[str
     return None
 
 
-def _uneven_problem(layers: int, first: int | None, last: int | None, pp: int, vp: int | None) -> tuple[str, str] | None:
+def _uneven_problem(
+    layers: int, first: int | None, last: int | None, pp: int, vp: int | None
+) -> tuple[str, str] | None:
     at = "validation"
     middle, stages = layers, pp
     for name, count in (("first", first), ("last", last)):

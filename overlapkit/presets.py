@@ -16,7 +16,7 @@ from overlapkit.errors import RecipeError, nearest, shown
 from overlapkit.plan import PresetChoice
 
 if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
+    from importlib.abc import Traversable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +116,14 @@ def choose_nearest(wanted: Wanted) -> tuple[PresetChoice, Mapping[str, Any] | No
     best = min(candidates, key=lambda preset: (not preset.lora, _distance(preset, tokens), preset.name))
     differs = _differences(best, wanted)
     twins = tuple(preset.name for preset in candidates if preset is not best and preset.userbuffers == best.userbuffers)
-    match = "nearest" if differs else "exact"
-    return PresetChoice(name=best.name, aliases=twins, match=match, differs=differs, provenance=best.provenance), (
-        best.userbuffers
+    choice = PresetChoice(
+        name=best.name,
+        aliases=twins,
+        match="nearest" if differs else "exact",
+        differs=differs,
+        provenance=best.provenance,
     )
+    return choice, best.userbuffers
 
 
 def choose_named(name: str, wanted: Wanted) -> tuple[PresetChoice, Mapping[str, Any]]:
@@ -191,7 +195,7 @@ def _differences(preset: Preset, wanted: Wanted) -> dict[str, tuple[Any, Any]]:
 @lru_cache(maxsize=1)
 def _folder() -> Traversable:
     """Inside the wheel ``overlapkit/_presets``; in a checkout ``presets`` beside the package."""
-    packaged = files("overlapkit").joinpath("_presets", "userbuffers")
+    packaged = files("overlapkit").joinpath("_presets").joinpath("userbuffers")
     if packaged.is_dir():
         return packaged
     return Path(__file__).resolve().parent.parent / "presets" / "userbuffers"

@@ -35,7 +35,7 @@ def asked_overlap(recipe: Recipe, *, megatron_lm: bool) -> CommOverlap:
     if not megatron_lm:
         return asked or _NOTHING_ASKED
     asked = asked or _NOTHING_ASKED
-    found = {}
+    found: dict[str, Any] = {}
     for name, homes in _FLAG_HOMES.items():
         if getattr(asked, name) is None:
             values = [getattr(getattr(recipe, home), name) for home in homes]

@@ -182,7 +182,7 @@ def _same_preset(mine: Any, expected: Any) -> bool:
     if mine is None:
         return False
     theirs = load_preset(expected[1]).userbuffers
-    return _without_fp8_buf(mine) == _without_fp8_buf(theirs)
+    return bool(_without_fp8_buf(mine) == _without_fp8_buf(theirs))
 
 
 def _without_fp8_buf(userbuffers: Any) -> Any:
@@ -191,7 +191,15 @@ def _without_fp8_buf(userbuffers: Any) -> Any:
 
 # --- the plugins that set the environment -----------------------------------------------------------
 
-_PLUGIN_FIELDS = {"tp_size", "cp_size", "pp_size", "num_gpus", "gpu_sm100_or_newer", "moe_flex_dispatcher_backend", "a2a_overlap"}
+_PLUGIN_FIELDS = {
+    "tp_size",
+    "cp_size",
+    "pp_size",
+    "num_gpus",
+    "gpu_sm100_or_newer",
+    "moe_flex_dispatcher_backend",
+    "a2a_overlap",
+}
 
 
 def environment_plugin(path: Path) -> list[Score]:
@@ -210,7 +218,9 @@ def environment_plugin(path: Path) -> list[Score]:
             env = dict(resolve(recipe).env)
             names = (CONNECTIONS, *MARGINS, *DOMAIN)
             wrong = [n for n in names if env.get(n) != case["env"].get(n)]
-            performance.count(not wrong, f"{kind} {given} {case.get('wc')}: {[(n, env.get(n), case['env'].get(n)) for n in wrong]}")
+            performance.count(
+                not wrong, f"{kind} {given} {case.get('wc')}: {[(n, env.get(n), case['env'].get(n)) for n in wrong]}"
+            )
     return [library, performance]
 
 
@@ -246,9 +256,7 @@ def performance_recipe(case: dict[str, Any]) -> dict[str, Any]:
             "expert_model_parallel_size": workload.get("expert_model_parallel_size") or 1,
             "moe_flex_dispatcher_backend": workload.get("moe_flex_dispatcher_backend"),
         },
-        "comm_overlap": {
-            "overlap_moe_expert_parallel_comm": workload.get("moe_a2a_overlap") if a2a is None else a2a
-        },
+        "comm_overlap": {"overlap_moe_expert_parallel_comm": workload.get("moe_a2a_overlap") if a2a is None else a2a},
     }
 
 

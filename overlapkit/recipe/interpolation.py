@@ -26,7 +26,9 @@ def has_interpolation(value: Any) -> bool:
     return any("${" in text for _, text in _texts(value, ""))
 
 
-def resolve_interpolations(value: dict[str, Any], fail: Callable[[str, str, str | None], RecipeError]) -> dict[str, Any]:
+def resolve_interpolations(
+    value: dict[str, Any], fail: Callable[[str, str, str | None], RecipeError]
+) -> dict[str, Any]:
     """The tree with every reference replaced by what it refers to.
 
     ``fail(path, problem, hint)`` builds the error for the field at ``path``.
@@ -125,8 +127,8 @@ class _Bounds:
                 value = value[key] if isinstance(value, dict) else value[int(key)]
             except (KeyError, IndexError, ValueError, TypeError):
                 near = nearest(key, map(str, value)) if isinstance(value, dict) else None
-                hint = f"did you mean ${{{'.'.join([*keys[:depth], near])}}}?" if near else None
-                raise self.fail(path, f"${{{printable(reference)}}} refers to no key", hint) from None
+                meant = f"did you mean ${{{'.'.join([*keys[:depth], near])}}}?" if near else None
+                raise self.fail(path, f"${{{printable(reference)}}} refers to no key", meant) from None
         return value, ".".join(keys)
 
     def _absolute(self, reference: str, path: str) -> list[str]:

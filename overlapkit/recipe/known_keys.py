@@ -45,9 +45,7 @@ class KnownKeys:
             table = self.tables.get(section)
             if table is None or not isinstance(body, dict):
                 continue
-            found += [
-                (f"{section}.{key}", table[key]) for key in body if key in table and table[key] != everywhere
-            ]
+            found += [(f"{section}.{key}", table[key]) for key in body if key in table and table[key] != everywhere]
         return tuple(found)
 
 

@@ -154,9 +154,7 @@ class Model:
     bf16: bool | None = flag("BF16 training")
     fp16: bool | None = flag("FP16 training")
     fp8: str | None = text("FP8 format, e4m3 or hybrid")
-    fp8_recipe: str | None = choice(
-        "FP8 scaling", "delayed", "tensorwise", "mxfp8", "blockwise", "custom"
-    )
+    fp8_recipe: str | None = choice("FP8 scaling", "delayed", "tensorwise", "mxfp8", "blockwise", "custom")
     fp4: str | None = text("FP4 format, e2m1")
     fp8_param: bool | None = flag("weights stay in FP8")
     first_last_layers_bf16: bool | None = flag("first and last layers in BF16 under FP8")
@@ -169,9 +167,7 @@ class Model:
     recompute_method: str | None = choice("which layers are recomputed", "uniform", "block")
     recompute_num_layers: int | None = integer("layers per recomputed block")
     recompute_modules: tuple[str, ...] | None = names("modules that selective recomputation redoes")
-    cuda_graph_impl: str | None = choice(
-        "CUDA graphs", "none", "local", "transformer_engine", "full_iteration"
-    )
+    cuda_graph_impl: str | None = choice("CUDA graphs", "none", "local", "transformer_engine", "full_iteration")
     cuda_graph_modules: tuple[str, ...] | None = names("parts of a layer in CUDA graphs")
     cuda_graph_scope: tuple[str, ...] | None = names("parts of a layer in CUDA graphs, the older name")
     enable_cuda_graph: bool | None = flag("the older name of cuda_graph_impl=local")
@@ -248,9 +244,7 @@ class MixedPrecision:
     bf16: bool | None = flag("BF16 training")
     fp16: bool | None = flag("FP16 training")
     fp8: str | None = text("FP8 format, e4m3 or hybrid")
-    fp8_recipe: str | None = choice(
-        "FP8 scaling", "delayed", "tensorwise", "mxfp8", "blockwise", "custom"
-    )
+    fp8_recipe: str | None = choice("FP8 scaling", "delayed", "tensorwise", "mxfp8", "blockwise", "custom")
     fp4: str | None = text("FP4 format, e2m1")
     grad_reduce_in_fp32: bool | None = flag("gradients reduced in FP32")
     first_last_layers_bf16: bool | None = flag("first and last layers in BF16 under FP8")
@@ -307,9 +301,10 @@ class Dataset:
 class Recipe:
     """One training configuration, as written.
 
-    ``written`` holds the dotted paths whose values are the user's: all of a hand-written recipe's, in
-    a Bridge dump the overrides. ``overridden`` are those that came from the command line. ``lines`` gives the 1-based line of a path where a file has it.
-    ``foreign_keys`` are known keys that other versions than the target's have, with those versions.
+    ``written`` holds the dotted paths whose values are the user's: all of a hand-written recipe's, in a
+    Bridge dump the overrides. ``overridden`` are those that came from the command line. ``foreign_keys``
+    are keys that only some versions know, with the indices of these. ``lines`` gives the 1-based line of
+    a path where a file has it.
     """
 
     source: str

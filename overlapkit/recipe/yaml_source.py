@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -112,8 +112,8 @@ def _code(error: Any) -> int:
 
 
 @lru_cache(maxsize=1)
-def _resolver() -> yaml.resolver.Resolver:
-    """PyYAML's implicit types, with OmegaConf's idea of a float and without dates."""
+def _resolver() -> Callable[[str], str]:
+    """Plain scalar -> tag: PyYAML's implicit types, with OmegaConf's idea of a float and without dates."""
 
     class RecipeResolver(yaml.resolver.Resolver):
         pass
@@ -123,7 +123,8 @@ def _resolver() -> yaml.resolver.Resolver:
         for first, pairs in yaml.resolver.Resolver.yaml_implicit_resolvers.items()
     }
     RecipeResolver.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+0123456789."))
-    return RecipeResolver()
+    resolve: Any = RecipeResolver().resolve
+    return lambda text: resolve(yaml.ScalarNode, text, (True, False))
 
 
 @lru_cache(maxsize=1)
@@ -199,7 +200,7 @@ class _Builder:
     def _open(self, event: yaml.MappingStartEvent | yaml.SequenceStartEvent) -> None:
         is_mapping = isinstance(event, yaml.MappingStartEvent)
         if event.tag not in (None, "!", _TAG + ("map" if is_mapping else "seq")):
-            raise self.error(f"the tag {printable(event.tag)} is not allowed in a recipe", event)
+            raise self.error(f"the tag {printable(str(event.tag))} is not allowed in a recipe", event)
         self._count(1, 1, event)
         parent = self.stack[-1] if self.stack else None
         if parent is not None and isinstance(parent.value, dict) and not parent.has_key:
@@ -225,11 +226,12 @@ class _Builder:
         self._put(frame.value, event, frame.depth)
 
     def _alias(self, event: yaml.AliasEvent) -> None:
-        if event.anchor in self.open_anchors:
-            raise self.error(f"the alias *{printable(event.anchor)} stands inside what it names", event)
-        if event.anchor not in self.anchors:
-            raise self.error(f"the alias *{printable(event.anchor)} names no anchor", event)
-        value, nodes, depth = self.anchors[event.anchor]
+        name = str(event.anchor)
+        if name in self.open_anchors:
+            raise self.error(f"the alias *{printable(name)} stands inside what it names", event)
+        if name not in self.anchors:
+            raise self.error(f"the alias *{printable(name)} names no anchor", event)
+        value, nodes, depth = self.anchors[name]
         self._count(nodes, depth, event)
         self._put(value, event, depth)
 
@@ -245,7 +247,7 @@ class _Builder:
         if tag in (None, "!"):
             if not event.implicit[0]:
                 return event.value
-            tag = _resolver().resolve(yaml.ScalarNode, event.value, (True, False))
+            tag = _resolver()(event.value)
         if tag == _TAG + "str":
             return event.value
         if tag == _TAG + "merge":
@@ -297,7 +299,7 @@ class _Builder:
         if key in frame.value:
             raise self.error(f"the key {shown(key)} is given twice", event)
         frame.value[key] = None
-        self.lines[self._child_path()] = event.start_mark.line + 1
+        self.lines[self._child_path()] = event.start_mark.line + 1 if event.start_mark else 0
 
     def _merge_sources(self, value: Any, event: yaml.Event) -> list[dict[Any, Any]]:
         sources = value if isinstance(value, list) else [value]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from overlapkit.rules import (  # noqa: I001  the order is the frameworks' own: set-up, validation, launch
+from overlapkit.rules import (  # in the order of evaluation, the frameworks' own: set-up, validation, launch
     cfg,
     pp,
+    pp_schedule,
     ep,
+    ep_delay,
     ep_dispatch,
     tp,
     ub,
@@ -21,4 +23,20 @@ from overlapkit.rules.registry import Rule, registered, run
 
 __all__ = ["Rule", "registered", "run"]
 
-_FAMILIES = (cfg, pp, ep, ep_dispatch, tp, ub, ub_preset, dp, dp_buckets, fsdp, cp, env, env_user)
+_FAMILIES = (
+    cfg,
+    pp,
+    pp_schedule,
+    ep,
+    ep_delay,
+    ep_dispatch,
+    tp,
+    ub,
+    ub_preset,
+    dp,
+    dp_buckets,
+    fsdp,
+    cp,
+    env,
+    env_user,
+)

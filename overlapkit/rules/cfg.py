@@ -18,7 +18,8 @@ from overlapkit.rules.registry import (
     warning,
 )
 
-_BRIDGE_SNAPSHOTS = frozenset({2, 3})
+# Each Bridge snapshot holds the keys of the Megatron-Core of its time: 2 those of 0, 3 those of 1.
+_BRIDGE_OF_CORE = {0: 2, 1: 3}
 
 
 @rule("CFG001", source="megatron-core 0.16.1 and 0.19.2, megatron-bridge 0.3.1 and 0.6.2: the dataclasses' fields")
@@ -37,9 +38,11 @@ def key_of_another_version(f: Facts, s: State) -> Iterable[Verdict]:
     near = snapshots_around("megatron-core", f.versions.megatron_core.text)
     if f.versions.megatron_bridge is not None:
         near |= snapshots_around("megatron-bridge", f.versions.megatron_bridge.text)
+    else:
+        near |= {_BRIDGE_OF_CORE[core] for core in near}
     for path, indices in f.recipe.foreign_keys:
         owners = frozenset(map(int, indices))
-        if owners & near or (f.megatron_lm and owners <= _BRIDGE_SNAPSHOTS):
+        if owners & near:
             continue
         names = ", ".join(known_keys().snapshots[index] for index in sorted(owners))
         yield warning(
@@ -74,7 +77,9 @@ def version_not_covered(f: Facts, s: State) -> Finding:
     return None
 
 
-@rule("CFG003", source="megatron-bridge scripts/performance and recipes/run_plugins.py; Megatron-LM training/arguments.py")
+@rule(
+    "CFG003", source="megatron-bridge scripts/performance and recipes/run_plugins.py; Megatron-LM training/arguments.py"
+)
 def gpu_not_named(f: Facts, s: State) -> Finding:
     """The recipe does not name the GPU.
 
@@ -142,7 +147,9 @@ def heads_not_divisible(f: Facts, s: State) -> Finding:
         return _refused("model.num_attention_heads", f"{heads} heads are not a multiple of TP {tp}", heads)
     groups = f.recipe.model.num_query_groups
     if groups is not None and groups % tp and tp % groups:
-        return _refused("model.num_query_groups", f"{groups} groups are neither a multiple nor a divisor of TP {tp}", groups)
+        return _refused(
+            "model.num_query_groups", f"{groups} groups are neither a multiple nor a divisor of TP {tp}", groups
+        )
     return None
 
 

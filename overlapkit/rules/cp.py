@@ -8,7 +8,10 @@ from overlapkit.facts import Facts
 from overlapkit.rules.registry import BRIDGE, MEGATRON_LM, Finding, State, error, rule
 
 
-@rule("CP001", source="megatron-bridge training/config.py validate; Megatron-LM training/utils.py get_batch_on_this_cp_rank")
+@rule(
+    "CP001",
+    source="megatron-bridge training/config.py validate; Megatron-LM training/utils.py get_batch_on_this_cp_rank",
+)
 def sequence_does_not_split(f: Facts, s: State) -> Finding:
     """The sequence does not split into 2 x CP chunks.
 

@@ -99,7 +99,8 @@ def dp_flags_ignored(f: Facts, s: State) -> Finding:
     names = [
         name
         for name, subjects in _WRITTEN_TO.items()
-        if getattr(f.asked, name) not in (None, False) and name != "delay_wgrad_compute"
+        if getattr(f.asked, name) not in (None, False)
+        and name != "delay_wgrad_compute"
         and any(getattr(f.asked, name) != s[subject] for subject in subjects)
     ]
     return [
@@ -135,11 +136,18 @@ def ddp_values_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
             said = f.start[subject]
             if f.written(subject) and said != s[subject] and not (name == "delay_wgrad_compute" and not said):
                 yield warning(
-                    subject, "Bridge overwrites what stands here", requested=said, fix=f"set comm_overlap.{name} instead"
+                    subject,
+                    "Bridge overwrites what stands here",
+                    requested=said,
+                    fix=f"set comm_overlap.{name} instead",
                 )
 
 
-@rule("DP005", source="megatron-bridge training/config.py _validate_and_sync_distributed_optimizer_settings", megatron_lm=None)
+@rule(
+    "DP005",
+    source="megatron-bridge training/config.py _validate_and_sync_distributed_optimizer_settings",
+    megatron_lm=None,
+)
 def distributed_optimizer_on_one_side(f: Facts, s: State) -> Finding:
     """``use_distributed_optimizer`` is true on one side only.
 
@@ -157,12 +165,20 @@ def distributed_optimizer_on_one_side(f: Facts, s: State) -> Finding:
     if not f.overlap_setup:
         because = "true on optimizer only: Bridge turns ddp's on"
     return warning(
-        "ddp.use_distributed_optimizer", because, requested=False, value=True,
+        "ddp.use_distributed_optimizer",
+        because,
+        requested=False,
+        value=True,
         fix="set ddp.use_distributed_optimizer=true",
     )
 
 
-@rule("DP006", source="megatron-bridge training/config.py _validate_and_sync_distributed_optimizer_settings", bridge=">=0.5.0", megatron_lm=None)
+@rule(
+    "DP006",
+    source="megatron-bridge training/config.py _validate_and_sync_distributed_optimizer_settings",
+    bridge=">=0.5.0",
+    megatron_lm=None,
+)
 def param_gather_in_step(f: Facts, s: State) -> Iterable[Verdict]:
     """From 0.5 Bridge keeps ``overlap_param_gather`` the same on ``ddp`` and ``optimizer``.
 
@@ -191,8 +207,12 @@ def param_gather_without_grad_reduce(f: Facts, s: State) -> Finding:
     because = "without overlap_grad_reduce there is one bucket, so one all-gather and little to hide"
     if f.megatron_lm:
         return error(
-            PARAM_GATHER, "overlap_param_gather needs overlap_grad_reduce",
-            fix="set comm_overlap.overlap_grad_reduce=true", by=MEGATRON_LM, at="validation", requested=True,
+            PARAM_GATHER,
+            "overlap_param_gather needs overlap_grad_reduce",
+            fix="set comm_overlap.overlap_grad_reduce=true",
+            by=MEGATRON_LM,
+            at="validation",
+            requested=True,
         )
     return warning(
         PARAM_GATHER, because, requested=f.asked.overlap_param_gather, fix="set comm_overlap.overlap_grad_reduce=true"
@@ -211,8 +231,12 @@ def param_gather_needs_distributed_optimizer(f: Facts, s: State) -> Finding:
     if not s[PARAM_GATHER] or f.dist_opt or f.recipe.optimizer.optimizer == "dist_muon":
         return None
     return error(
-        PARAM_GATHER, "use_distributed_optimizer is false", fix="set ddp.use_distributed_optimizer=true",
-        by=MEGATRON_LM, at="validation", requested=True,
+        PARAM_GATHER,
+        "use_distributed_optimizer is false",
+        fix="set ddp.use_distributed_optimizer=true",
+        by=MEGATRON_LM,
+        at="validation",
+        requested=True,
     )
 
 
@@ -238,8 +262,12 @@ def gather_with_step(f: Facts, s: State) -> Finding:
         needs.append("virtual stages")
     fix = "set comm_overlap.overlap_param_gather_with_optimizer_step=false"
     if needs and f.megatron_lm:
-        return error(WITH_STEP, f"it needs {' and '.join(needs)}", fix=fix, by=MEGATRON_LM, at="validation", requested=True)
-    because = f"it needs {' and '.join(needs)}" if needs else "upstream leaves it off because of an issue with checkpointing"
+        return error(
+            WITH_STEP, f"it needs {' and '.join(needs)}", fix=fix, by=MEGATRON_LM, at="validation", requested=True
+        )
+    because = (
+        f"it needs {' and '.join(needs)}" if needs else "upstream leaves it off because of an issue with checkpointing"
+    )
     return warning(WITH_STEP, because, requested=True, fix=fix)
 
 
@@ -265,7 +293,9 @@ def grad_reduce_precision_lost(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("DP011", source="Megatron-LM training/arguments.py; megatron-core distributed/distributed_data_parallel_config.py")
+@rule(
+    "DP011", source="Megatron-LM training/arguments.py; megatron-core distributed/distributed_data_parallel_config.py"
+)
 def nccl_user_buffers_and_segments(f: Facts, s: State) -> Finding:
     """NCCL user buffers and expandable segments.
 
@@ -278,7 +308,9 @@ def nccl_user_buffers_and_segments(f: Facts, s: State) -> Finding:
     from overlapkit.versions import parse_version
 
     given = f.recipe.env_vars or {}
-    if not f.recipe.ddp.nccl_ub or "expandable_segments:True" not in given.get("PYTORCH_CUDA_ALLOC_CONF", "").split(","):
+    if not f.recipe.ddp.nccl_ub or "expandable_segments:True" not in given.get("PYTORCH_CUDA_ALLOC_CONF", "").split(
+        ","
+    ):
         return None
     if f.core_in(">=0.18.0") and not f.versions.torch < parse_version("2.11.0a0"):
         return None

@@ -35,7 +35,9 @@ def bucket_in_bytes(f: Facts, s: State) -> Finding:
         moves = f"an all-reduce of {_mib(grads)} {kind} gradients"
     else:
         moves = f"a reduce-scatter of {_mib(grads)} {kind} gradients and an all-gather of {_mib(params)} parameters"
-    origin = f" (unset: the larger of 40,000,000 and 1,000,000 times {default_bucket(f) // 1_000_000})" if default else ""
+    origin = (
+        f" (unset: the larger of 40,000,000 and 1,000,000 times {default_bucket(f) // 1_000_000})" if default else ""
+    )
     if default and default_bucket(f) == 40_000_000:
         origin = " (unset: Megatron-Core's 40,000,000)"
     return info(BUCKET, f"{size:,} parameters{origin}: {moves}")
@@ -93,8 +95,13 @@ def two_bucket_rules(f: Facts, s: State) -> Finding:
         return None
     because = "num_buckets and bucket_size are both set" if count > 0 else f"num_buckets is {count}"
     return error(
-        "ddp.num_buckets", because, fix="set ddp.num_buckets=null", by=MEGATRON_CORE,
-        at="construction" if f.megatron_lm else "validation", requested=count, value=count,
+        "ddp.num_buckets",
+        because,
+        fix="set ddp.num_buckets=null",
+        by=MEGATRON_CORE,
+        at="construction" if f.megatron_lm else "validation",
+        requested=count,
+        value=count,
     )
 
 
@@ -111,7 +118,10 @@ def bucket_of_nothing(f: Facts, s: State) -> Finding:
     if size is None or size > 0 or not s[GRAD_REDUCE]:
         return None
     return warning(
-        BUCKET, f"{size}: every parameter becomes a bucket of its own", requested=size, fix="set comm_overlap.bucket_size=null"
+        BUCKET,
+        f"{size}: every parameter becomes a bucket of its own",
+        requested=size,
+        fix="set comm_overlap.bucket_size=null",
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from overlapkit.facts import Facts
+from overlapkit.rules.ep import EP_OVERLAP
 from overlapkit.rules.registry import Finding, State, Verdict, info, rule, warning
 
-EP_OVERLAP = "model.overlap_moe_expert_parallel_comm"
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _PLUGIN = "megatron-bridge recipes/run_plugins.py PerfEnvPlugin (0.2 to 0.5.1)"
 _PERF = "megatron-bridge perf_recipes (0.6)"
@@ -135,7 +135,11 @@ def nvlink_sharp(f: Facts, s: State) -> Finding:
     return None
 
 
-@rule("ENV006", source="megatron-bridge scripts/performance/perf_plugins.py (0.5.1) and perf_recipes (0.6)", bridge=">=0.6.0")
+@rule(
+    "ENV006",
+    source="megatron-bridge scripts/performance/perf_plugins.py (0.5.1) and perf_recipes (0.6)",
+    bridge=">=0.6.0",
+)
 def hybridep_domain(f: Facts, s: State) -> Iterable[Verdict]:
     """The NVLink domain that HybridEP works in.
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from overlapkit.errors import printable
 from overlapkit.facts import Facts
-from overlapkit.rules.env import CONNECTIONS, EP_OVERLAP, needs_order
+from overlapkit.rules.env import CONNECTIONS, needs_order
+from overlapkit.rules.ep import EP_OVERLAP
 from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, info, rule, warning
 
 _SUBJECT = f"env_vars.{CONNECTIONS}"
@@ -121,7 +122,10 @@ def other_variables(f: Facts, s: State) -> Finding:
     return findings
 
 
-@rule("ENV014", source="megatron-bridge training/config.py _validate_and_apply_deterministic_mode; Megatron-LM training/arguments.py")
+@rule(
+    "ENV014",
+    source="megatron-bridge training/config.py; Megatron-LM training/arguments.py and determinism.py",
+)
 def deterministic_algorithm(f: Facts, s: State) -> Finding:
     """Deterministic mode needs ``NCCL_ALGO``.
 

@@ -47,7 +47,9 @@ def experts_do_not_split(f: Facts, s: State) -> Finding:
         return None
     if experts is None and not f.recipe.is_dump:
         return info("model.num_moe_experts", f"EP is {ep}, and num_moe_experts is not given, so not checked")
-    because = f"EP is {ep}, and num_moe_experts is {experts}" if experts else f"EP is {ep}, and the model has no experts"
+    because = (
+        f"EP is {ep}, and num_moe_experts is {experts}" if experts else f"EP is {ep}, and the model has no experts"
+    )
     return error(
         "model.expert_model_parallel_size",
         because,

@@ -61,7 +61,10 @@ def fsdp_with_tp_or_cp(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("FSDP003", source="megatron-bridge training/config.py _validate_and_apply_megatron_fsdp_configs; Megatron-LM training/arguments.py")
+@rule(
+    "FSDP003",
+    source=_SOURCE,
+)
 def fsdp_forces_distributed_optimizer(f: Facts, s: State) -> Finding:
     """Megatron-FSDP turns the distributed optimizer on.
 
@@ -70,7 +73,11 @@ def fsdp_forces_distributed_optimizer(f: Facts, s: State) -> Finding:
     Why: Megatron-FSDP works with the distributed optimizer only.
     Fix: set ``ddp.use_distributed_optimizer=true`` yourself.
     """
-    if not f.fsdp or f.recipe.ddp.use_distributed_optimizer or (f.megatron_lm and f.recipe.optimizer.use_distributed_optimizer):
+    if (
+        not f.fsdp
+        or f.recipe.ddp.use_distributed_optimizer
+        or (f.megatron_lm and f.recipe.optimizer.use_distributed_optimizer)
+    ):
         return None
     subject, fix = "ddp.use_distributed_optimizer", "set ddp.use_distributed_optimizer=true"
     if f.megatron_lm or not f.overlap_setup:

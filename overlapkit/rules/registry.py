@@ -168,9 +168,7 @@ def info(subject: str, because: str, *, value: Any = KEEP, requested: Any = None
     return Verdict(subject, value, because, "info", requested, fix)
 
 
-def warning(
-    subject: str, because: str, *, value: Any = KEEP, requested: Any = None, fix: str | None = None
-) -> Verdict:
+def warning(subject: str, because: str, *, value: Any = KEEP, requested: Any = None, fix: str | None = None) -> Verdict:
     """Something requested is turned off, lost, or works against the rest."""
     return Verdict(subject, value, because, "warning", requested, fix)
 

@@ -23,7 +23,7 @@ from overlapkit.rules.registry import (
 )
 
 OVERLAP = "model.tp_comm_overlap"
-_OFF = "set comm_overlap.tp_comm_overlap=false"
+OFF = "set comm_overlap.tp_comm_overlap=false"  # the way out of every obstacle
 _GATE = "megatron-bridge training/comm_overlap.py; Megatron-LM training/arguments.py"
 
 
@@ -33,7 +33,7 @@ def obstacle(
     """TP overlap cannot work: off when it was left to us, an error when it was asked for."""
     if f.tp_request == AUTO:
         return info(OVERLAP, because, value=False, requested=AUTO, fix=fix)
-    return error(OVERLAP, because, fix=fix or _OFF, by=by, at=at, requested=True)
+    return error(OVERLAP, because, fix=fix or OFF, by=by, at=at, requested=True)
 
 
 def drawback(f: Facts, because: str, *, fix: str | None = None) -> Verdict:
@@ -48,7 +48,14 @@ def _gated(f: Facts, because: str, fix: str) -> Verdict:
     if f.tp_request == AUTO:
         return info(OVERLAP, because, value=False, requested=AUTO, fix=fix)
     if f.megatron_lm:
-        return error(OVERLAP, because, fix=f"{fix}, or {_OFF}", by=MEGATRON_LM, at="validation", requested=True)
+        return error(
+            OVERLAP,
+            because,
+            fix=f"{fix}, or comm_overlap.tp_comm_overlap=false",
+            by=MEGATRON_LM,
+            at="validation",
+            requested=True,
+        )
     if not f.overlap_setup:
         because = f"{because}, and without comm_overlap nothing turns it off: buffers without a use"
     return warning(OVERLAP, because, value=False if f.overlap_setup else KEEP, requested=True, fix=fix)
@@ -180,7 +187,10 @@ def adapters_without_buffers(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("TP007", source="Megatron-LM training/determinism.py (core 0.19); megatron-bridge recipes/utils/determinism_utils.py")
+@rule(
+    "TP007",
+    source="Megatron-LM training/determinism.py (core 0.19); megatron-bridge recipes/utils/determinism_utils.py",
+)
 def not_deterministic(f: Facts, s: State) -> Finding:
     """TP overlap in deterministic mode.
 
@@ -195,7 +205,7 @@ def not_deterministic(f: Facts, s: State) -> Finding:
     because = "deterministic_mode is true, and the order of userbuffers' reductions is not fixed"
     if f.megatron_lm and f.core_in(">=0.19.0"):
         return obstacle(f, because, by=MEGATRON_LM, at="validation")
-    return drawback(f, because, fix=_OFF)
+    return drawback(f, because, fix=OFF)
 
 
 @rule("TP008", source="megatron-core model_parallel_config.py; megatron-bridge models/transformer_config.py")

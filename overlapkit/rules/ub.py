@@ -7,8 +7,8 @@ from typing import Any
 
 from overlapkit.facts import Facts
 from overlapkit.recipe.sections import AUTO
-from overlapkit.rules.registry import TRANSFORMER_ENGINE, Finding, State, error, rule, warning
-from overlapkit.rules.tp import OVERLAP, drawback, obstacle
+from overlapkit.rules.registry import MEGATRON_LM, TRANSFORMER_ENGINE, Finding, State, error, rule, warning
+from overlapkit.rules.tp import OFF, OVERLAP, drawback, obstacle
 
 # The method of each buffer that Transformer Engine builds when the configuration does not name it.
 DEFAULT_METHODS = {
@@ -59,13 +59,19 @@ def no_cuda_multicast(f: Facts, s: State) -> Finding:
         return None
     because = f"no CUDA multicast on {_where(f)}"
     exported = warning(
-        "env.UB_SKIPMC", f"{because}: CUDA IPC instead, which may be slower", value="1",
+        "env.UB_SKIPMC",
+        f"{because}: CUDA IPC instead, which may be slower",
+        value="1",
         fix="upgrade the driver" if f.gpu is not None and f.gpu.cuda_multicast else None,
     )
     if given is None or skips:
         return exported
     refused = obstacle(
-        f, f"{because}, and UB_SKIPMC=1 is not set", fix="set env_vars.UB_SKIPMC=1", by=TRANSFORMER_ENGINE, at="initialize_ub"
+        f,
+        f"{because}, and UB_SKIPMC=1 is not set",
+        fix="set env_vars.UB_SKIPMC=1",
+        by=TRANSFORMER_ENGINE,
+        at="initialize_ub",
     )
     return refused if f.tp_request == AUTO else (exported, refused)
 
@@ -128,13 +134,14 @@ def tp_size_without_kernels(f: Facts, s: State) -> Finding:
         return None
     sizes = (2, 4, 8, 16, 32) if f.te_in(">=2.2.0") else (2, 4, 8)
     methods = _methods(f.userbuffers)
+    listed = ", ".join(map(str, sizes))
     if tp in sizes or not {"bulk", "pipeline"} & set(map(str, methods.values())):
         return None
     return obstacle(
         f,
-        f"transformer-engine {f.versions.transformer_engine} has no bulk or pipeline kernels for TP {tp}, "
-        f"only for {', '.join(map(str, sizes))}: results would be wrong in silence",
-        fix=f"set model.tensor_model_parallel_size to one of {', '.join(map(str, sizes))}, or comm_overlap.tp_comm_overlap=false",
+        f"transformer-engine {f.versions.transformer_engine} has bulk and pipeline kernels for TP {listed} only: "
+        "results would be wrong in silence",
+        fix=f"set model.tensor_model_parallel_size to one of {listed}, or {OFF}",
     )
 
 
@@ -185,7 +192,7 @@ def token_count_varies(f: Facts, s: State) -> Finding:
     return obstacle(
         f,
         f"{reason}, and {_shape(f)} must be filled exactly",
-        fix="pad to a constant length (dataset.pad_to_max_length=true), or set comm_overlap.tp_comm_overlap=false",
+        fix="pad to a constant length (dataset.pad_to_max_length=true), or comm_overlap.tp_comm_overlap=false",
         by=TRANSFORMER_ENGINE,
         at="first_forward",
     )
@@ -248,8 +255,10 @@ def quantizer_without_userbuffers(f: Facts, s: State) -> Finding:
     if kind is None:
         return None
     return obstacle(
-        f, f"userbuffers of transformer-engine {f.versions.transformer_engine} do not support {kind}",
-        by=TRANSFORMER_ENGINE, at="first_forward",
+        f,
+        f"userbuffers of transformer-engine {f.versions.transformer_engine} do not support {kind}",
+        by=TRANSFORMER_ENGINE,
+        at="first_forward",
     )
 
 
@@ -274,7 +283,13 @@ def delayed_wgrad_with_bulk(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("UB033", source="Megatron-LM training/initialize.py; transformer-engine 2.7", bridge=None, megatron_lm=">=0.15.0", te=">=2.7,<2.8")
+@rule(
+    "UB033",
+    source="Megatron-LM training/initialize.py; transformer-engine 2.7",
+    bridge=None,
+    megatron_lm=">=0.15.0",
+    te=">=2.7,<2.8",
+)
 def quantization_modes_missing(f: Facts, s: State) -> Finding:
     """Megatron-LM with Megatron-Core 0.15 or newer and Transformer Engine 2.7.
 
@@ -286,9 +301,9 @@ def quantization_modes_missing(f: Facts, s: State) -> Finding:
         return None
     return obstacle(
         f,
-        f"Megatron-LM asks for quantization modes that transformer-engine {f.versions.transformer_engine} does not have",
-        fix="use transformer-engine 2.8 or newer, or set comm_overlap.tp_comm_overlap=false",
-        by="megatron-lm",
+        f"Megatron-LM asks for quantization modes, which transformer-engine {f.versions.transformer_engine} lacks",
+        fix=f"use transformer-engine 2.8 or newer, or {OFF}",
+        by=MEGATRON_LM,
         at="initialize_ub",
     )
 
@@ -320,7 +335,5 @@ def layer_names_switch_it_off(f: Facts, s: State) -> Finding:
     return drawback(
         f,
         f"{' and '.join(layers)}: Megatron-Core turns TP overlap off for the layers after it while it builds the model",
-        fix="verify model.config.tp_comm_overlap after the model is built, or set comm_overlap.tp_comm_overlap=false",
+        fix="verify model.config.tp_comm_overlap after the model is built, or comm_overlap.tp_comm_overlap=false",
     )
-
-

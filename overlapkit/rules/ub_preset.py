@@ -126,7 +126,11 @@ def preset_not_a_dataclass(f: Facts, s: State) -> Finding:
     fix = "give Bridge the dataclass: from megatron.bridge.training.comm_overlap import ..."
     if f.recipe.is_dump:
         return error(
-            _ASKED, f"{form} where Bridge takes its dataclass only", fix=fix, by=BRIDGE, at="validation",
+            _ASKED,
+            f"{form} where Bridge takes its dataclass only",
+            fix=fix,
+            by=BRIDGE,
+            at="validation",
             value=f.preset.name,
         )
     return info(_ASKED, f"{form} here; Bridge itself takes its dataclass only", value=f.preset.name, fix=fix)

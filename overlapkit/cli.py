@@ -1,0 +1,220 @@
+"""The command line: one thin function per verb."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import Enum
+from typing import Annotated, Any, Optional
+
+import typer
+
+from overlapkit import __version__
+from overlapkit.errors import OverlapkitError, RecipeError
+
+app = typer.Typer(
+    name="overlapkit",
+    help="What will overlap in a Megatron job, what will not and why: before launch, without a GPU.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+presets_app = typer.Typer(help="Userbuffers presets: what there is, and what is in one.", no_args_is_help=True)
+app.add_typer(presets_app, name="presets")
+
+
+class PlanFormat(str, Enum):
+    text = "text"
+    json = "json"
+    yaml = "yaml"
+    env = "env"
+
+
+class PageFormat(str, Enum):
+    text = "text"
+    json = "json"
+
+
+class DataFormat(str, Enum):
+    text = "text"
+    json = "json"
+    yaml = "yaml"
+
+
+class FailOn(str, Enum):
+    error = "error"
+    warning = "warning"
+    info = "info"
+    never = "never"
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"overlapkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("resolve")
+def resolve_command(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML recipe, or a dump of Megatron-Bridge.")],
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045  typer on Python 3.10 reads this form
+        typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Overrides, applied in order."),
+    ] = None,
+    output: Annotated[PlanFormat, typer.Option("--format", "-f", help="Form of the plan.")] = PlanFormat.text,
+    fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 at a finding this grave or graver.")] = FailOn.error,
+) -> None:
+    """What will really be on, what will be off and why, and which environment to export.
+
+    Example: overlapkit resolve recipes/llama2_7b_32xh20.yaml model.sequence_parallel=false
+    """
+    from overlapkit.resolve import resolve
+
+    plan = resolve(recipe, overrides or [])
+    if output is PlanFormat.text:
+        from overlapkit.render.text import print_plan
+
+        print_plan(plan, sys.stdout)
+    elif output is PlanFormat.env:
+        from overlapkit.render.env import to_env
+
+        sys.stdout.write(to_env(plan.env))
+        _errors_to_stderr(plan)
+    else:
+        _write(plan.to_dict(), output.value)
+    raise typer.Exit(_exit_code(plan, fail_on))
+
+
+def _exit_code(plan: Any, fail_on: FailOn) -> int:
+    from overlapkit.plan import SEVERITIES
+
+    if fail_on is FailOn.never:
+        return 0
+    grave = SEVERITIES[: SEVERITIES.index(fail_on.value) + 1]
+    return int(any(decision.severity in grave for decision in plan.decisions))
+
+
+def _errors_to_stderr(plan: Any) -> None:
+    """``--format env`` has no room for them on stdout."""
+    from overlapkit.errors import printable
+
+    for decision in plan.decisions:
+        if decision.severity == "error":
+            line = f"{decision.code} {decision.subject}: {decision.because}; {decision.fix}"
+            print(printable(line, limit=1000), file=sys.stderr)
+
+
+@app.command("explain")
+def explain_command(
+    code: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="[CODE]", help="A rule's code, for example TP002."),
+    ] = None,
+    all_rules: Annotated[bool, typer.Option("--all", help="Every rule.")] = False,
+    output: Annotated[PageFormat, typer.Option("--format", "-f", help="Form of the page.")] = PageFormat.text,
+) -> None:
+    """The documentation of a rule: what it says, why, and what to do.
+
+    Example: overlapkit explain TP002
+    """
+    from overlapkit.render import page
+    from overlapkit.rules import registered
+
+    rules = registered()
+    if all_rules == (code is not None):
+        raise RecipeError("give a code or --all", source="explain", hint="for example: overlapkit explain TP002")
+    if code is not None:
+        rules = {code.upper(): _rule(code, rules)}
+    ordered = [rules[name] for name in sorted(rules)]
+    if output is PageFormat.json:
+        pages = [page.to_dict(rule) for rule in ordered]
+        _write(pages[0] if code is not None else pages, "json")
+    else:
+        sys.stdout.write(("\n" + "-" * 100 + "\n\n").join(page.to_text(rule) for rule in ordered))
+
+
+def _rule(code: str, rules: dict[str, Any]) -> Any:
+    from overlapkit.errors import nearest, shown
+
+    found = rules.get(code.upper())
+    if found is None:
+        near = nearest(code.upper(), rules)
+        hint = f"did you mean {near}?" if near else "overlapkit explain --all lists them"
+        raise RecipeError(f"{shown(code)} is not a rule's code", source="explain", hint=hint)
+    return found
+
+
+@presets_app.command("list")
+def presets_list(
+    output: Annotated[DataFormat, typer.Option("--format", "-f", help="Form of the list.")] = DataFormat.text,
+) -> None:
+    """Every preset with what it was tuned for.
+
+    Example: overlapkit presets list
+    """
+    from overlapkit.presets import load_preset, preset_names
+
+    found = [load_preset(name) for name in preset_names()]
+    if output is DataFormat.text:
+        from overlapkit.render.presets import print_list
+
+        print_list(found, sys.stdout)
+    else:
+        from overlapkit.render.presets import header
+
+        _write([header(preset) for preset in found], output.value)
+
+
+@presets_app.command("show")
+def presets_show(
+    name: Annotated[str, typer.Argument(help="A preset's name, as `presets list` prints it.")],
+    output: Annotated[
+        DataFormat, typer.Option("--format", "-f", help="yaml is the file that --tp-comm-overlap-cfg reads.")
+    ] = DataFormat.text,
+) -> None:
+    """One preset: what it was tuned for, where it comes from, and its configuration.
+
+    Example: overlapkit presets show userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192 --format yaml
+    """
+    from overlapkit.presets import load_preset
+    from overlapkit.render.presets import header, print_preset
+
+    preset = load_preset(name)
+    if output is DataFormat.text:
+        print_preset(preset, sys.stdout)
+    elif output is DataFormat.yaml:
+        _write(preset.userbuffers, "yaml")
+    else:
+        _write({**header(preset), "userbuffers": preset.userbuffers}, "json")
+
+
+def _write(value: Any, form: str) -> None:
+    from overlapkit.render.data import to_json, to_yaml
+
+    sys.stdout.write(to_json(value) if form == "json" else to_yaml(value))
+
+
+def main() -> None:
+    """The console script: every error of ours is one line on stderr and the exit code of the contract."""
+    try:
+        app()
+    except OverlapkitError as error:
+        print(f"overlapkit: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader left (`| head`): what was asked for was written as far as it was read.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Plans, pages and presets in the forms that people and programs read."""

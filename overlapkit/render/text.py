@@ -1,0 +1,202 @@
+"""The plan as one screen that a person reads from top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, TYPE_CHECKING
+
+from overlapkit.errors import printable
+from overlapkit.plan import Decision, Plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPED_WIDTH = 120
+# The rows of the first table: group, what overlaps, the setting that says so.
+_FEATURES = (
+    ("TP", "userbuffers", "model.tp_comm_overlap"),
+    ("PP", "sends and receives", "model.overlap_p2p_comm"),
+    ("PP", "embedding weight gradient", "model.defer_embedding_wgrad_compute"),
+    ("DP", "gradient reduction", "ddp.overlap_grad_reduce"),
+    ("DP", "parameter gathering", "ddp.overlap_param_gather"),
+    ("EP", "all-to-all", "model.overlap_moe_expert_parallel_comm"),
+    ("EP", "delayed weight gradients", "model.delay_wgrad_compute"),
+)
+_FRAMEWORKS = {"megatron-bridge": "Megatron-Bridge", "megatron-lm": "Megatron-LM"}
+_STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
+
+
+def print_on(stream: IO[str], write: Callable[[Console], None], *, piped_width: int = PIPED_WIDTH) -> None:
+    """Let ``write`` fill a console and put the result on ``stream``.
+
+    On a terminal: colour (unless NO_COLOR is set) and its width; elsewhere plain text of ``piped_width``
+    columns, no line with spaces at its end.
+    """
+    from io import StringIO
+
+    from rich.console import Console
+
+    terminal = stream.isatty()
+    buffer = StringIO()
+    out = Console(
+        file=buffer,
+        force_terminal=terminal,
+        width=None if terminal else piped_width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    write(out)
+    stream.write("".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines()))
+
+
+def print_plan(plan: Plan, stream: IO[str]) -> None:
+    """The whole plan on ``stream``."""
+
+    def write(out: Console) -> None:
+        _head(plan, out)
+        _features(plan, out)
+        _notes(plan, out)
+        _environment(plan, out)
+        _findings(plan, out)
+
+    print_on(stream, write)
+
+
+def _grid(out: Console, rows: Iterable[Sequence[tuple[str, str]]]) -> None:
+    """Rows of (text, style) cells in aligned columns; the last column wraps."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    cells = [[Text(printable(text, limit=1000), style) for text, style in row] for row in rows]
+    for index in range(len(cells[0])):
+        table.add_column(no_wrap=index < len(cells[0]) - 1)
+    for row in cells:
+        table.add_row(*row)
+    out.print(Padding(table, (0, 0, 0, 2)))
+
+
+def _title(out: Console, text: str) -> None:
+    out.print()
+    out.print(text, style="bold")
+
+
+def _head(plan: Plan, out: Console) -> None:
+    errors = sum(d.severity == "error" for d in plan.decisions)
+    warnings = sum(d.severity == "warning" for d in plan.decisions)
+    verdict = "would fail" if errors else "starts"
+    counts = ", ".join(_count(n, what) for n, what in ((errors, "error"), (warnings, "warning")) if n)
+    out.print(printable(plan.recipe, limit=300), style="bold", end="")
+    out.print(f"  {verdict}{f' ({counts})' if counts else ''}", style="bold red" if errors else "green")
+    out.print(_target_line(plan))
+    out.print(_mesh_line(plan))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
+
+
+def _target_line(plan: Plan) -> str:
+    target = plan.target
+    framework = _FRAMEWORKS[target.framework]
+    if target.megatron_bridge:
+        framework += f" {target.megatron_bridge}"
+    engine = f"Transformer Engine {target.transformer_engine}" if target.transformer_engine else "no Transformer Engine"
+    line = f"{framework} · Megatron-Core {target.megatron_core} · {engine} · torch {target.torch}"
+    return f"{line} (assumed: {', '.join(target.assumed)})" if target.assumed else line
+
+
+def _mesh_line(plan: Plan) -> str:
+    p = plan.parallelism
+    parts = [f"{p.world_size} × {plan.target.gpu or 'unnamed GPU'}"]
+    parts.append(f"TP {p.tp}" + (" with sequence parallelism" if p.sequence_parallel else ""))
+    parts.append(f"PP {p.pp}" + (f" in {p.vp} virtual stages" if p.vp else ""))
+    if p.cp > 1:
+        parts.append(f"CP {p.cp}")
+    if p.ep > 1:
+        parts.append(f"EP {p.ep} (expert TP {p.etp})")
+    parts.append(f"DP {p.dp}")
+    if p.num_microbatches:
+        parts.append(f"{p.num_microbatches} microbatches")
+    return " · ".join(parts)
+
+
+def _features(plan: Plan, out: Console) -> None:
+    _title(out, "What overlaps")
+    rows = []
+    for group, what, setting in _FEATURES:
+        on = bool(plan.settings[setting])
+        because, code = _reason(plan, setting, on)
+        rows.append(
+            [
+                ("on" if on else "off", "green" if on else "dim"),
+                (group, ""),
+                (what, ""),
+                (code, "cyan"),
+                (because, ""),
+            ]
+        )
+    _grid(out, rows)
+
+
+def _reason(plan: Plan, setting: str, on: bool) -> tuple[str, str]:
+    """Why a setting has its value: the gravest decision about it, the last of these."""
+    about = [d for d in plan.decisions if d.subject == setting]
+    if setting == "model.tp_comm_overlap" and on:
+        about += [d for d in plan.decisions if d.subject in ("preset", "model.tp_comm_overlap_cfg")]
+    if not about:
+        return ("as asked" if on else "not asked for"), ""
+    order = ("info", "warning", "error")
+    best = max(enumerate(about), key=lambda pair: (order.index(pair[1].severity), pair[0]))[1]
+    return best.because, best.code
+
+
+def _notes(plan: Plan, out: Console) -> None:
+    """What is worth knowing beyond the first table and the environment."""
+    told = {setting for _, _, setting in _FEATURES} | {"preset", "model.tp_comm_overlap_cfg"}
+    routine = {"DP001", "DP002", "PP001", "PP002", "PP012"}  # one per setting, the table has their gist
+    notes = [
+        d
+        for d in plan.decisions
+        if d.severity == "info" and d.subject not in told and not d.subject.startswith("env.") and d.code not in routine
+    ]
+    if notes:
+        _title(out, "Good to know")
+        _grid(out, [[(d.code, "cyan"), (d.subject, ""), (_note(d), "")] for d in notes])
+
+
+def _note(decision: Decision) -> str:
+    return f"{decision.because}; {decision.fix}" if decision.fix else decision.because
+
+
+def _environment(plan: Plan, out: Console) -> None:
+    _title(out, "Export before launch")
+    reasons = {d.subject: d for d in plan.decisions if d.subject.startswith("env.")}
+    rows = []
+    for name, value in plan.env.items():
+        reason = reasons[f"env.{name}"]
+        rows.append([(f"{name}={value}", ""), (reason.code, "cyan"), (reason.because, "")])
+    _grid(out, rows or [[("nothing", "dim")]])
+
+
+def _findings(plan: Plan, out: Console) -> None:
+    """Errors and warnings, the gravest last, next to the prompt."""
+    for severity, title in (("warning", "Warnings"), ("error", "Fix first")):
+        found = [d for d in plan.decisions if d.severity == severity]
+        if not found:
+            continue
+        _title(out, title)
+        rows: list[list[tuple[str, str]]] = []
+        for d in found:
+            rows.append([(d.code, _STYLES[severity]), (d.subject, ""), (_because(d), "")])
+            if d.fix:
+                rows.append([("", ""), ("", ""), (f"→ {d.fix}", "green")])
+        _grid(out, rows)
+
+
+def _because(decision: Decision) -> str:
+    if decision.raised_by is None:
+        return decision.because
+    return f"{decision.because} ({decision.raised_by} raises at {decision.raised_at})"
