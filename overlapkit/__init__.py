@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from overlapkit.plan import Plan as Plan
     from overlapkit.recipe import Recipe as Recipe
     from overlapkit.recipe import load_recipe as load_recipe
-    from overlapkit.resolve import resolve as resolve
+    from overlapkit.resolver import resolve as resolve
 
 __version__ = "0.1.0"
 __all__ = ["Plan", "Recipe", "RecipeError", "__version__", "load_recipe", "resolve"]
@@ -26,7 +26,7 @@ _HOME = {
     "Recipe": "overlapkit.recipe",
     "RecipeError": "overlapkit.errors",
     "load_recipe": "overlapkit.recipe",
-    "resolve": "overlapkit.resolve",
+    "resolve": "overlapkit.resolver",
 }
 
 

@@ -48,6 +48,10 @@ class SoftwareRow:
     transformer_engine: str
     torch: str
 
+    @property
+    def is_container(self) -> bool:
+        return self.name.startswith("nemo:")
+
 
 def find_gpu(spelling: str) -> Gpu | None:
     """The GPU of a spelling such as ``H100``, ``h100-sxm`` or ``NVIDIA H100 80GB HBM3``."""
@@ -67,7 +71,7 @@ def software_rows() -> tuple[SoftwareRow, ...]:
 def row_of_container(container: str) -> SoftwareRow | None:
     """The row of ``nemo:26.04``, with or without a registry and path before it."""
     tag = container.strip().rpartition("/")[2].lower()
-    return next((row for row in _rows() if row.name == tag), None)
+    return next((row for row in _rows() if row.name == tag and row.is_container), None)
 
 
 def row_of_bridge(version: str) -> SoftwareRow:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from enum import Enum
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
 from overlapkit import __version__
-from overlapkit.errors import OverlapkitError, RecipeError
+from overlapkit.errors import OverlapkitError, RecipeError, printable
 
 app = typer.Typer(
     name="overlapkit",
@@ -77,7 +80,7 @@ def resolve_command(
 
     Example: overlapkit resolve recipes/llama2_7b_32xh20.yaml model.sequence_parallel=false
     """
-    from overlapkit.resolve import resolve
+    from overlapkit.resolver import resolve
 
     plan = resolve(recipe, overrides or [])
     if output is PlanFormat.text:
@@ -205,15 +208,31 @@ def _write(value: Any, form: str) -> None:
 
 def main() -> None:
     """The console script: every error of ours is one line on stderr and the exit code of the contract."""
+    _prepare_streams()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a full disk can still be reported
     except OverlapkitError as error:
         print(f"overlapkit: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader left (`| head`): what was asked for was written as far as it was read.
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        print(f"overlapkit: {printable(str(error))}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _prepare_streams() -> None:
+    """Make writing fail neither on a character that the terminal's encoding lacks nor on a closed stream."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this as it ends every other command
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  open until the end
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

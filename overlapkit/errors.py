@@ -70,7 +70,9 @@ def shown(value: object) -> str:
         return f"a mapping of {len(value)} keys"
     if isinstance(value, (list, tuple)):
         return f"a list of {len(value)} items"
-    return printable(str(value), limit=60)
+    if isinstance(value, (int, float)):
+        return str(value)
+    return f"a {type(value).__name__}"  # of a caller's mapping: its text may be anything
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:

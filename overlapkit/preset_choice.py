@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from overlapkit.recipe.sections import AUTO, CommOverlap, Recipe
 from overlapkit.recipe.userbuffers import clean_userbuffers
 
 Chosen = tuple[PresetChoice, "Mapping[str, Any] | str | None"]
+_LAYER = re.compile("(qkv|proj|fc1|fc2)_(fprop|dgrad|wgrad)")
 _USERS = PresetChoice(name=None, aliases=(), match="user", differs={}, provenance="user")
 
 
@@ -62,14 +64,19 @@ def _named_or_file(text: str, path: str, recipe: Recipe, wanted: Wanted, place: 
 
 
 def _read_file(file: Path) -> dict[str, Any]:
-    """A file of the form that Megatron-LM's ``--tp-comm-overlap-cfg`` and our presets have."""
-    from overlapkit.recipe import yaml_source
+    """A file of the form that Megatron-LM's ``--tp-comm-overlap-cfg`` and our presets have.
 
-    document = yaml_source.parse(yaml_source.read_text(file), str(file))
-    value = document.value.get("userbuffers", document.value)
+    A recipe may name any file: one that is something else is refused without showing what is in it.
+    """
+    from overlapkit.recipe import yaml_source
 
     def fail(path: str, problem: str, hint: str | None = None) -> RecipeError:
         return RecipeError(problem, source=str(file), path=path.lstrip(".") or None, hint=hint)
 
+    what = "a userbuffers configuration is a mapping of layers"
+    document = yaml_source.parse(yaml_source.read_text(file), str(file), what=what)
+    value = document.value.get("userbuffers", document.value)
+    if not isinstance(value, dict) or not any(_LAYER.fullmatch(str(key)) for key in value):
+        raise fail("", "not a userbuffers configuration", "its keys are layers such as qkv_fprop")
     cleaned: dict[str, Any] = clean_userbuffers(value, "", fail)
     return cleaned

@@ -70,7 +70,7 @@ def _row(software: Software, fail: Callable[..., RecipeError]) -> SoftwareRow:
     if software.container is not None:
         row = row_of_container(software.container)
         if row is None:
-            names = [known.name for known in software_rows() if known.name.startswith("nemo:")]
+            names = [known.name for known in software_rows() if known.is_container]
             near = nearest(software.container, names)
             hint = f"did you mean {near}?" if near else f"known are {', '.join(names)}; or name the versions"
             raise fail("software.container", f"{shown(software.container)} is not a known container", hint)

@@ -16,7 +16,7 @@ _PATTERN = re.compile(
     r"(?:[-_.]?(?:post|rev|r)[-_.]?(?P<post>\d{0,9})|-(?P<post_n>\d{1,9}))?"
     r"(?P<dev>[-_.]?dev[-_.]?(?P<dev_n>\d{0,9}))?"
     r"(?:\+(?P<local>[a-z0-9]+(?:[-_.][a-z0-9]+)*))?",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 _PRE = {"alpha": 0, "a": 0, "beta": 1, "b": 1, "preview": 2, "pre": 2, "rc": 2, "c": 2}
 _DEV_ALONE, _FINAL = -1, 3

@@ -29,6 +29,7 @@ SECTIONS: dict[str, type] = {
     "dataset": sections.Dataset,
 }
 OURS = ("cluster", "software")
+_MAX_SIZES = 16
 _PEFT_SCHEMES = ("lora", "dora", "canonical_lora", "vlm_lora")
 
 
@@ -39,6 +40,7 @@ def build_recipe(value: Mapping[str, Any], place: Place) -> Recipe:
         RecipeError: an unknown key, a value of the wrong kind, or a negative size.
     """
     is_dump = _is_dump(value)
+    value, place = _transformer_on_model(value, place)
     known = known_keys()
     _check_keys(value, place, is_dump, known)
     parsed = {name: _section(name, value.get(name), place) for name in SECTIONS if name not in _OWN_BUILDERS}
@@ -51,7 +53,7 @@ def build_recipe(value: Mapping[str, Any], place: Place) -> Recipe:
         env_vars=_env_vars(value.get("env_vars"), place),
         written=_written(value, place, is_dump),
         overridden=place.overridden,
-        foreign_keys=() if is_dump else known.partial(value),
+        foreign_keys=tuple(pair for pair in known.partial(value) if not is_dump or place.changed(pair[0])),
         lines=place.lines,
         **parsed,
     )
@@ -65,15 +67,32 @@ def _is_dump(value: Mapping[str, Any]) -> bool:
     return "_target_" in value or any(isinstance(part, dict) and "_target_" in part for part in value.values())
 
 
+def _transformer_on_model(value: Mapping[str, Any], place: Place) -> tuple[Mapping[str, Any], Place]:
+    """The fields under ``model.transformer`` as if they stood on ``model``, where Megatron-LM's model
+    configurations answer for them (megatron-core training/models/gpt.py, hybrid.py; Bridge from 0.6).
+    """
+    model = value.get("model")
+    if not isinstance(model, dict) or model.get("transformer") is None:
+        return value, place
+    inner, prefix = model["transformer"], "model.transformer."
+    if not isinstance(inner, dict):
+        raise place.error("model.transformer", f"expected a mapping, got {shown(inner)}")
+    chosen = {key: item for key, item in inner.items() if key not in model or f"{prefix}{key}" in place.overridden}
+    lines = {f"model.{key}": line for key in chosen if (line := place.lines.get(f"{prefix}{key}")) is not None}
+    changed = {f"model.{path[len(prefix) :]}" for path in place.overridden if path.startswith(prefix)}
+    place = Place(place.source, {**place.lines, **lines}, place.overridden | changed)
+    return {**value, "model": {**model, **chosen}}, place
+
+
 def _written(value: Mapping[str, Any], place: Place, is_dump: bool) -> frozenset[str]:
-    if is_dump:
-        return place.overridden
+    if is_dump and not place.overridden:
+        return frozenset()
     return frozenset(
         f"{section}.{key}"
         for section, body in value.items()
         if isinstance(body, dict)
         for key, item in body.items()
-        if item is not None
+        if item is not None and (not is_dump or place.changed(f"{section}.{key}"))
     )
 
 
@@ -213,8 +232,9 @@ def _hint(kind: str, item: Any) -> str | None:
 
 def _sequence(item: Any, kind: str, path: str, place: Place) -> tuple[Any, ...]:
     if kind == "sizes":
-        if not isinstance(item, list) or any(_CHECKS["size"](entry) for entry in item):
-            raise place.error(path, f"expected a list of whole numbers of at least 1, got {shown(item)}")
+        if not isinstance(item, list) or len(item) > _MAX_SIZES or any(_CHECKS["size"](entry) for entry in item):
+            expected = f"expected a list of whole numbers of at least 1, {_MAX_SIZES} at most"
+            raise place.error(path, f"{expected}, got {shown(item)}")
         return tuple(item)
     entries = item.split(",") if isinstance(item, str) else item
     if not isinstance(entries, list):
@@ -260,7 +280,7 @@ def _comm_overlap(value: Mapping[str, Any], place: Place, is_dump: bool) -> Comm
         return None
     values = _fields("comm_overlap", body, place)
     if is_dump:
-        values["tp_comm_overlap_cfg"] = None
+        values |= {"tp_comm_overlap": None, "tp_comm_overlap_cfg": None}
     if "tp_comm_overlap" in body:
         values["tp_comm_overlap"] = _tp_comm_overlap(body["tp_comm_overlap"], place)
     if "tp_comm_overlap_cfg" in body:

@@ -18,9 +18,16 @@ class Place:
     lines: Mapping[str, int]
     overridden: frozenset[str]
 
+    def changed(self, path: str) -> bool:
+        """Whether an override set the field at ``path``, or a part of it, or the whole that it is part of."""
+        return any(
+            path == changed or path.startswith(f"{changed}.") or ("." in path and changed.startswith(f"{path}."))
+            for changed in self.overridden
+        )
+
     def error(self, path: str, problem: str, hint: str | None = None) -> RecipeError:
         """The error for the field at ``path``, with the file and line or the command line."""
-        if any(path == changed or path.startswith(changed + ".") for changed in self.overridden):
+        if self.changed(path):
             return RecipeError(problem, source=COMMAND_LINE, path=path, hint=hint)
         return RecipeError(problem, source=self.source, line=line_of(self.lines, path), path=path or None, hint=hint)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 from overlapkit.errors import RecipeError, shown
@@ -41,7 +42,14 @@ def _clean_layer(entry: dict[Any, Any], path: str, fail: Fail) -> dict[str, Any]
             continue
         if isinstance(option, (list, tuple)):
             option = len(option) > 0
-        if not isinstance(key, str) or isinstance(option, dict):
+        if not isinstance(key, str) or not _is_plain(option):
             raise fail(f"{path}.{key}", f"expected a plain value, got {shown(option)}", None)
         options[key] = option
     return options
+
+
+def _is_plain(option: Any) -> bool:
+    """A value that every output format can hold; infinity and NaN are not JSON."""
+    if isinstance(option, float):
+        return isfinite(option)
+    return option is None or isinstance(option, (str, int))

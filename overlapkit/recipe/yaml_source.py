@@ -7,10 +7,11 @@ Scalars mean what they mean to OmegaConf: YAML 1.1, but ``1e6`` is a number and 
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,14 @@ MAX_BYTES = 256 * 1024
 MAX_NODES = 10_000
 MAX_DEPTH = 50
 MAX_INTEGER = 2**63 - 1
+_MAX_PATH = 1_000  # characters of a path that is kept for messages
+_MAX_NUMBER = 200  # characters of a number; `1:1:1:…` takes a time that grows with their square
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = object()
 _NOTHING = object()
-_FLOAT = re.compile(
-    r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
-       |[-+]?(?:[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)
-       |[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
-       |[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*
-       |[-+]?\.(?:inf|Inf|INF)
-       |\.(?:nan|NaN|NAN))$""",
-    re.VERBOSE,
-)
+# OmegaConf's own, which it tries after PyYAML's.
+_FLOAT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +53,8 @@ def read_text(path: str | Path) -> str:
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):  # opening a pipe could wait for ever
             raise RecipeError("not a regular file", source=source)
-        with Path(path).open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        with open(path, "rb", opener=_without_waiting) as stream:
+            data = stream.read(MAX_BYTES + 1) or b""
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RecipeError(f"cannot be read: {reason}", source=source) from None
@@ -71,8 +67,12 @@ def read_text(path: str | Path) -> str:
         raise RecipeError(f"byte {error.start} is not UTF-8", source=source, line=line) from None
 
 
-def parse(text: str, source: str) -> Document:
-    """YAML text -> Document.
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def parse(text: str, source: str, *, what: str = "a recipe is a mapping of sections") -> Document:
+    """YAML text -> Document; ``what`` says what it should be.
 
     Raises:
         RecipeError: not YAML, not a single mapping, a duplicate key, a tag beyond plain YAML, or
@@ -81,10 +81,14 @@ def parse(text: str, source: str) -> Document:
     builder = _Builder(text, source)
     value = builder.build()
     if value is _NOTHING:
-        raise RecipeError("the recipe is empty", source=source)
+        raise RecipeError("the file is empty", source=source)
     if not isinstance(value, dict):
-        raise RecipeError(f"a recipe is a mapping of sections, this is {shown(value)}", source=source)
+        raise RecipeError(f"{what}, this is {_kind(value)}", source=source)
     return Document(source, value, builder.lines)
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else "a list" if isinstance(value, list) else "a single value"
 
 
 def parse_value(text: str, source: str) -> Any:
@@ -99,37 +103,45 @@ def parse_value(text: str, source: str) -> Any:
 
 def _yaml_error(error: yaml.YAMLError, text: str, source: str) -> RecipeError:
     if isinstance(error, yaml.reader.ReaderError):
-        line = text.count("\n", 0, error.position) + 1
-        return RecipeError(f"the character U+{_code(error):04X} is not allowed in YAML", source=source, line=line)
+        character: Any = error.character
+        if isinstance(character, int):  # libyaml's, which counts in bytes
+            return _character_error(character, text.encode()[: error.position], source)
+        return _character_error(ord(character), text[: error.position].encode(), source)
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     problem = getattr(error, "problem", None) or "not YAML"
     return RecipeError(f"not YAML: {printable(str(problem))}", source=source, line=mark.line + 1 if mark else None)
 
 
-def _code(error: Any) -> int:
-    character = error.character  # a number from libyaml, text from PyYAML
-    return character if isinstance(character, int) else ord(character)
+def _character_error(code: int, before: bytes, source: str) -> RecipeError:
+    line = before.count(b"\n") + 1
+    return RecipeError(f"the character U+{code:04X} is not allowed in YAML", source=source, line=line)
 
 
 @lru_cache(maxsize=1)
 def _resolver() -> Callable[[str], str]:
-    """Plain scalar -> tag: PyYAML's implicit types, with OmegaConf's idea of a float and without dates."""
+    """Plain scalar -> tag: PyYAML's implicit types and OmegaConf's floats, without dates."""
 
     class RecipeResolver(yaml.resolver.Resolver):
         pass
 
     RecipeResolver.yaml_implicit_resolvers = {
-        first: [(tag, regexp) for tag, regexp in pairs if tag not in (_TAG + "timestamp", _TAG + "float")]
+        first: [(tag, regexp) for tag, regexp in pairs if tag != _TAG + "timestamp"]
         for first, pairs in yaml.resolver.Resolver.yaml_implicit_resolvers.items()
     }
-    RecipeResolver.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+0123456789."))
+    RecipeResolver.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+0123456789"))
     resolve: Any = RecipeResolver().resolve
     return lambda text: resolve(yaml.ScalarNode, text, (True, False))
 
 
 @lru_cache(maxsize=1)
-def _constructor() -> yaml.constructor.SafeConstructor:
-    return yaml.constructor.SafeConstructor()
+def _constructors() -> dict[str, Callable[[yaml.ScalarNode], Any]]:
+    """Tag -> what makes a number or a truth value of a scalar."""
+    safe = yaml.constructor.SafeConstructor()
+    return {
+        _TAG + "int": safe.construct_yaml_int,
+        _TAG + "float": safe.construct_yaml_float,
+        _TAG + "bool": safe.construct_yaml_bool,
+    }
 
 
 @dataclass(slots=True)
@@ -143,7 +155,7 @@ class _Frame:
     depth: int = 1  # levels from here down, aliases included
     key: Any = None
     has_key: bool = False
-    merges: list[Any] = field(default_factory=list)
+    merges: list[dict[Any, Any]] | None = None  # what ``<<`` names, the one that counts most last
 
 
 class _Builder:
@@ -167,6 +179,9 @@ class _Builder:
             self._read()
         except yaml.YAMLError as error:
             raise _yaml_error(error, self.text, self.source) from None
+        except UnicodeEncodeError as error:  # half of a surrogate pair, which a file cannot hold
+            before = error.object[: error.start].encode()
+            raise _character_error(ord(error.object[error.start]), before, self.source) from None
         return self.root
 
     def _read(self) -> None:
@@ -199,14 +214,14 @@ class _Builder:
 
     def _open(self, event: yaml.MappingStartEvent | yaml.SequenceStartEvent) -> None:
         is_mapping = isinstance(event, yaml.MappingStartEvent)
-        if event.tag not in (None, "!", _TAG + ("map" if is_mapping else "seq")):
+        if event.tag not in (None, _TAG + ("map" if is_mapping else "seq")):
             raise self.error(f"the tag {printable(str(event.tag))} is not allowed in a recipe", event)
         self._count(1, 1, event)
-        parent = self.stack[-1] if self.stack else None
-        if parent is not None and isinstance(parent.value, dict) and not parent.has_key:
+        if self._at_key():
             raise self.error("a key must be text, not a collection", event)
         path = self._child_path()
         if event.anchor is not None:
+            self._check_anchor(event)
             self.open_anchors.add(event.anchor)
         value: dict[Any, Any] | list[Any] = {} if is_mapping else []
         self.stack.append(_Frame(value, path, event.anchor, self.nodes - 1))
@@ -218,12 +233,16 @@ class _Builder:
             assert isinstance(own, dict)
             merged: dict[Any, Any] = {}
             for mapping in frame.merges:
-                merged.update({k: v for k, v in mapping.items() if k not in merged})
+                merged.update(mapping)
             frame.value = {**merged, **own}
         if frame.anchor is not None:
             self.open_anchors.discard(frame.anchor)
             self.anchors[frame.anchor] = (frame.value, self.nodes - frame.nodes_before, frame.depth)
         self._put(frame.value, event, frame.depth)
+
+    def _check_anchor(self, event: yaml.NodeEvent) -> None:
+        if event.anchor in self.anchors or event.anchor in self.open_anchors:
+            raise self.error(f"the anchor &{printable(str(event.anchor))} is given twice", event)
 
     def _alias(self, event: yaml.AliasEvent) -> None:
         name = str(event.anchor)
@@ -239,37 +258,47 @@ class _Builder:
         self._count(1, 0, event)
         value = self._scalar_value(event)
         if event.anchor is not None:
+            self._check_anchor(event)
             self.anchors[event.anchor] = (value, 1, 0)
         self._put(value, event, 0)
 
     def _scalar_value(self, event: yaml.ScalarEvent) -> Any:
         tag = event.tag
-        if tag in (None, "!"):
+        if tag is None:
             if not event.implicit[0]:
                 return event.value
             tag = _resolver()(event.value)
         if tag == _TAG + "str":
             return event.value
-        if tag == _TAG + "merge":
+        if tag == _TAG + "merge" and self._at_key():
             return _MERGE
         if tag == _TAG + "null":
             return None
-        if tag not in (_TAG + "int", _TAG + "float", _TAG + "bool"):
+        construct = _constructors().get(tag)
+        if construct is None:
             raise self.error(f"the tag {printable(tag)} is not allowed in a recipe", event)
         try:
-            value = _constructor().construct_object(yaml.ScalarNode(tag, event.value))
+            if len(event.value) > _MAX_NUMBER:
+                raise ValueError
+            value = construct(yaml.ScalarNode(tag, event.value))
         except (ValueError, KeyError, IndexError, OverflowError):
             raise self.error(f"{shown(event.value)} is not a number that can be read", event) from None
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
             raise self.error(f"{shown(value)} is beyond 64 bits", event)
         return value
 
+    def _at_key(self) -> bool:
+        return bool(self.stack) and isinstance(self.stack[-1].value, dict) and not self.stack[-1].has_key
+
     def _child_path(self) -> str:
+        """The path of the value that comes next; below a very long one its own, so that paths stay small."""
         if not self.stack:
             return ""
         frame = self.stack[-1]
-        step = str(frame.key) if isinstance(frame.value, dict) else str(len(frame.value))
-        return f"{frame.path}.{step}" if frame.path else step
+        if len(frame.path) > _MAX_PATH:
+            return frame.path
+        step = len(frame.value) if isinstance(frame.value, list) else "<<" if frame.key is _MERGE else frame.key
+        return f"{frame.path}.{step}" if frame.path else str(step)
 
     def _put(self, value: Any, event: yaml.Event, depth: int) -> None:
         """Hand a finished value to the collection it stands in."""
@@ -279,22 +308,24 @@ class _Builder:
         frame = self.stack[-1]
         frame.depth = max(frame.depth, depth + 1)
         if isinstance(frame.value, list):
-            frame.value.append("<<" if value is _MERGE else value)
+            frame.value.append(value)
         elif not frame.has_key:
             self._put_key(frame, value, event)
         else:
             frame.has_key = False
             if frame.key is _MERGE:
-                frame.merges.extend(self._merge_sources(value, event))
+                frame.merges = self._merge_sources(value, event)
             else:
-                frame.value[frame.key] = "<<" if value is _MERGE else value
+                frame.value[frame.key] = value
 
     def _put_key(self, frame: _Frame, key: Any, event: yaml.Event) -> None:
         assert isinstance(frame.value, dict)
-        if isinstance(key, (dict, list)):
-            raise self.error("a key must be text, not a collection", event)
+        if key is None or isinstance(key, (dict, list)):
+            raise self.error(f"a key must be text, not {'null' if key is None else 'a collection'}", event)
         frame.key, frame.has_key = key, True
         if key is _MERGE:
+            if frame.merges is not None:
+                raise self.error("the key << is given twice; merge a list of mappings", event)
             return
         if key in frame.value:
             raise self.error(f"the key {shown(key)} is given twice", event)
@@ -305,4 +336,4 @@ class _Builder:
         sources = value if isinstance(value, list) else [value]
         if not all(isinstance(source, dict) for source in sources):
             raise self.error("<<: merges mappings only", event)
-        return sources
+        return sources[::-1]  # of several the first counts most

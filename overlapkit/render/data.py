@@ -7,12 +7,15 @@ from typing import Any
 
 
 def to_json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=True) + "\n"
+    return json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False) + "\n"
 
 
 def to_yaml(value: Any) -> str:
     import yaml
 
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text: str = yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=False, width=120)
+    form: dict[str, Any] = {"sort_keys": False, "allow_unicode": False, "width": 120}
+    try:
+        text: str = yaml.dump(value, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), **form)
+    except UnicodeEncodeError:  # half of a surrogate pair, as in a file name that is not UTF-8: libyaml cannot
+        text = yaml.dump(value, Dumper=yaml.SafeDumper, **form)
     return text

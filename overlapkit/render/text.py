@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING
 
@@ -29,8 +30,8 @@ _STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 def print_on(stream: IO[str], write: Callable[[Console], None], *, piped_width: int = PIPED_WIDTH) -> None:
     """Let ``write`` fill a console and put the result on ``stream``.
 
-    On a terminal: colour (unless NO_COLOR is set) and its width; elsewhere plain text of ``piped_width``
-    columns, no line with spaces at its end.
+    On a terminal: colour (plain text where NO_COLOR is set) and its width; elsewhere plain text of
+    ``piped_width`` columns. No line has spaces at its end.
     """
     from io import StringIO
 
@@ -40,7 +41,7 @@ def print_on(stream: IO[str], write: Callable[[Console], None], *, piped_width: 
     buffer = StringIO()
     out = Console(
         file=buffer,
-        force_terminal=terminal,
+        force_terminal=terminal and not os.environ.get("NO_COLOR"),
         width=None if terminal else piped_width,
         highlight=False,
         markup=False,

@@ -9,6 +9,7 @@ from overlapkit.recipe.known_keys import known_keys, snapshots_around
 from overlapkit.rules.registry import (
     BRIDGE,
     MEGATRON_CORE,
+    MEGATRON_LM,
     Finding,
     State,
     Verdict,
@@ -70,10 +71,12 @@ def version_not_covered(f: Facts, s: State) -> Finding:
     Fix: name a covered version under ``software``, or check the plan against the release.
     """
     bridge = f.versions.megatron_bridge
+    fix = "name a covered version, or check the plan against the release"
     if bridge is not None and not f.bridge_in(">=0.2.0rc0,<0.6.3"):
-        return warning("software.megatron_bridge", f"Megatron-Bridge {bridge} is not one of 0.2.0 to 0.6.2")
+        return warning("software.megatron_bridge", f"Megatron-Bridge {bridge} is not one of 0.2.0 to 0.6.2", fix=fix)
+    core = f.versions.megatron_core
     if bridge is None and not f.core_in(">=0.12.0rc0,<0.21"):
-        return warning("software.megatron_core", f"Megatron-Core {f.versions.megatron_core} is not one of 0.12 to 0.20")
+        return warning("software.megatron_core", f"Megatron-Core {core} is not one of 0.12 to 0.20", fix=fix)
     return None
 
 
@@ -109,11 +112,16 @@ def precision_assumed(f: Facts, s: State) -> Finding:
     return info("mixed_precision", "no precision is named; bf16 is taken", fix="set mixed_precision=bf16_mixed")
 
 
-@rule("CFG005", source="megatron-core num_microbatches_calculator.py")
+@rule(
+    "CFG005",
+    source="megatron-core num_microbatches_calculator.py; megatron-bridge training/config.py validate (0.5); "
+    "Megatron-LM training/arguments.py validate_args (0.18)",
+)
 def global_batch_not_divisible(f: Facts, s: State) -> Finding:
     """The global batch does not split into microbatches.
 
-    ``global_batch_size`` must be a multiple of ``micro_batch_size`` times the data-parallel size.
+    ``global_batch_size`` must be a multiple of ``micro_batch_size`` times the data-parallel size. Bridge from
+    0.5 and Megatron-LM from 0.18 say so first, of the evaluation batch, which is the same unless set.
 
     Why: every data-parallel rank runs the same whole number of microbatches.
     Fix: change one of the sizes; data parallelism is the GPUs divided by TP, PP and CP.
@@ -122,11 +130,18 @@ def global_batch_not_divisible(f: Facts, s: State) -> Finding:
     micro, batch = train.micro_batch_size, train.global_batch_size
     if micro is None or batch is None or batch % (micro * dp) == 0:
         return None
+    by = MEGATRON_CORE
+    evaluation = f.recipe.validation.eval_micro_batch_size or micro
+    if not f.written("validation.eval_global_batch_size") and batch % (evaluation * dp):
+        if f.bridge_in(">=0.5.0"):
+            by = BRIDGE
+        elif f.megatron_lm and f.core_in(">=0.18.0"):
+            by = MEGATRON_LM
     return error(
         "train.global_batch_size",
         f"{batch} is not a multiple of micro_batch_size {micro} times DP {dp}",
         fix=f"set train.global_batch_size to a multiple of {micro * dp}",
-        by=MEGATRON_CORE,
+        by=by,
         at="validation",
         requested=batch,
         value=batch,
@@ -137,7 +152,8 @@ def global_batch_not_divisible(f: Facts, s: State) -> Finding:
 def heads_not_divisible(f: Facts, s: State) -> Finding:
     """The attention heads do not split over the TP group.
 
-    ``num_attention_heads`` must be a multiple of TP; ``num_query_groups`` a multiple or a divisor of it.
+    ``num_attention_heads`` must be a multiple of TP; ``num_query_groups`` a multiple or, from Megatron-Core
+    0.16, a divisor of it.
 
     Why: each TP rank computes whole heads.
     Fix: lower TP, or change the model.
@@ -146,10 +162,14 @@ def heads_not_divisible(f: Facts, s: State) -> Finding:
     if heads is not None and heads % tp:
         return _refused("model.num_attention_heads", f"{heads} heads are not a multiple of TP {tp}", heads)
     groups = f.recipe.model.num_query_groups
-    if groups is not None and groups % tp and tp % groups:
-        return _refused(
-            "model.num_query_groups", f"{groups} groups are neither a multiple nor a divisor of TP {tp}", groups
-        )
+    if groups is None or groups % tp == 0:
+        return None
+    if not f.core_in(">=0.16.0rc0"):
+        because = f"{groups} groups are not a multiple of TP {tp}, and Megatron-Core before 0.16 takes no divisor"
+        return _refused("model.num_query_groups", because, groups)
+    if tp % groups:
+        because = f"{groups} groups are neither a multiple nor a divisor of TP {tp}"
+        return _refused("model.num_query_groups", because, groups)
     return None
 
 
@@ -162,11 +182,15 @@ def _refused(subject: str, because: str, value: object) -> Verdict:
 def sequence_lengths_differ(f: Facts, s: State) -> Finding:
     """The dataset's sequence length is not the model's.
 
+    Bridge compares them for its own dataset configurations, not for dataset providers.
+
     Why: Bridge asserts that both are the same.
     Fix: set ``dataset.seq_length`` to ``model.seq_length``.
     """
     model, dataset = f.recipe.model.seq_length, f.recipe.dataset.seq_length
     if model is None or dataset is None or model == dataset:
+        return None
+    if (f.recipe.dataset.kind or "").endswith("Provider"):
         return None
     return error(
         "dataset.seq_length",
@@ -179,11 +203,11 @@ def sequence_lengths_differ(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("CFG008", source="megatron-core transformer/transformer_config.py")
+@rule("CFG008", source="megatron-core transformer/transformer_config.py; Megatron-LM training/arguments.py")
 def two_precisions(f: Facts, s: State) -> Finding:
     """BF16 and FP16 are both on.
 
-    Why: Megatron-Core accepts one of them.
+    Why: Megatron-Core accepts one of them, as does Megatron-LM's parser.
     Fix: set one to false.
     """
     section = f.recipe.mixed_precision or f.recipe.model
@@ -194,7 +218,7 @@ def two_precisions(f: Facts, s: State) -> Finding:
         f"{name}.fp16",
         "bf16 and fp16 are both true",
         fix=f"set {name}.fp16=false",
-        by=MEGATRON_CORE,
+        by=MEGATRON_LM if f.megatron_lm else MEGATRON_CORE,
         at="validation",
         requested=True,
         value=True,

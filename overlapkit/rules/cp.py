@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import prod
 
 from overlapkit.facts import Facts
-from overlapkit.rules.registry import BRIDGE, MEGATRON_LM, Finding, State, error, rule
+from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, rule
 
 
 @rule(
     "CP001",
-    source="megatron-bridge training/config.py validate; Megatron-LM training/utils.py get_batch_on_this_cp_rank",
+    source="megatron-bridge training/config.py validate; Megatron-LM training/arguments.py validate_args",
 )
 def sequence_does_not_split(f: Facts, s: State) -> Finding:
     """The sequence does not split into 2 x CP chunks.
@@ -27,37 +27,43 @@ def sequence_does_not_split(f: Facts, s: State) -> Finding:
         f"{tokens} is not a multiple of 2 x CP {cp}",
         fix=f"set model.seq_length to a multiple of {2 * cp}",
         by=MEGATRON_LM if f.megatron_lm else BRIDGE,
-        at="first_forward" if f.megatron_lm else "validation",
+        at="validation",
         requested=tokens,
         value=tokens,
     )
 
 
-@rule("CP002", source="megatron-bridge training/config.py _validate_cp_comm_type (0.6)")
+@rule(
+    "CP002",
+    source="megatron-bridge training/config.py _validate_cp_comm_type (0.4); Megatron-LM training/arguments.py "
+    "validate_args; megatron-core parallel_state.py",
+)
 def hierarchical_sizes(f: Facts, s: State) -> Finding:
     """``cp_comm_type`` a2a+p2p needs ``hierarchical_context_parallel_sizes``, and their product is CP.
 
-    Bridge checks it from 0.6.
+    Bridge checks both from 0.4, Megatron-LM always, at CP 1 too. For older Bridge Megatron-Core checks the
+    product when it builds the groups.
 
-    Why: without them CP does not communicate at all: each rank attends to its own chunk only, fast and wrong.
+    Why: without sizes CP does not communicate at all: each rank attends to its own chunk only, fast and wrong.
     Fix: set ``model.hierarchical_context_parallel_sizes``, for example [8, 2] for CP 16.
     """
     model, cp = f.recipe.model, f.parallelism.cp
-    hierarchical = "a2a+p2p" in (model.cp_comm_type or ())
     sizes = model.hierarchical_context_parallel_sizes
-    if cp == 1 or (sizes is None and not hierarchical) or (sizes is not None and prod(sizes) == cp):
-        return None
+    by: str | None = MEGATRON_LM if f.megatron_lm else BRIDGE if f.bridge_in(">=0.4.0") else None
+    at: str | None = "validation" if by else None
     if sizes is None:
-        because = "cp_comm_type is a2a+p2p without sizes: CP would not communicate, and results would be wrong"
+        if "a2a+p2p" not in (model.cp_comm_type or ()) or (cp == 1 and by is None):
+            return None
+        because, fix = "cp_comm_type is a2a+p2p without sizes", "set model.cp_comm_type=p2p"
+        if cp > 1:
+            because = f"{because}: CP would not communicate, and results would be wrong"
+            fix = f"set it to sizes whose product is {cp}"
     else:
+        if prod(sizes) == cp:
+            return None
         because = f"the product of {list(sizes)} is {prod(sizes)}, CP is {cp}"
-    checked = BRIDGE if f.bridge_in(">=0.6.0") else None
-    return error(
-        "model.hierarchical_context_parallel_sizes",
-        because,
-        fix=f"set it to sizes whose product is {cp}",
-        by=checked,
-        at="validation" if checked else None,
-        requested=sizes,
-        value=sizes,
-    )
+        fix = f"set it to sizes whose product is {cp}"
+        if by is None:
+            by, at = MEGATRON_CORE, "initialize_model_parallel"
+    subject = "model.hierarchical_context_parallel_sizes"
+    return error(subject, because, fix=fix, by=by, at=at, requested=sizes, value=sizes)

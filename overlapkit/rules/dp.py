@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from overlapkit.facts import Facts
 from overlapkit.rules.registry import (
+    MEGATRON_CORE,
     MEGATRON_LM,
     Finding,
     State,
@@ -99,7 +100,7 @@ def dp_flags_ignored(f: Facts, s: State) -> Finding:
     names = [
         name
         for name, subjects in _WRITTEN_TO.items()
-        if getattr(f.asked, name) not in (None, False)
+        if getattr(f.asked, name) is not None
         and name != "delay_wgrad_compute"
         and any(getattr(f.asked, name) != s[subject] for subject in subjects)
     ]
@@ -113,6 +114,11 @@ def dp_flags_ignored(f: Facts, s: State) -> Finding:
         for name in names
         for subject in _WRITTEN_TO[name][:1]
     ]
+
+
+def home(f: Facts, other: str = "ddp") -> str:
+    """The section in which a data-parallel value takes effect: Bridge reads comm_overlap or passes it over."""
+    return "comm_overlap" if f.megatron_lm or (f.overlap_setup and f.dist_opt_at_setup) else other
 
 
 def _dist_opt_text(f: Facts) -> str:
@@ -204,71 +210,76 @@ def param_gather_without_grad_reduce(f: Facts, s: State) -> Finding:
     """
     if not s[PARAM_GATHER] or s[GRAD_REDUCE]:
         return None
-    because = "without overlap_grad_reduce there is one bucket, so one all-gather and little to hide"
+    fix = f"set {home(f)}.overlap_grad_reduce=true"
     if f.megatron_lm:
-        return error(
-            PARAM_GATHER,
-            "overlap_param_gather needs overlap_grad_reduce",
-            fix="set comm_overlap.overlap_grad_reduce=true",
-            by=MEGATRON_LM,
-            at="validation",
-            requested=True,
-        )
-    return warning(
-        PARAM_GATHER, because, requested=f.asked.overlap_param_gather, fix="set comm_overlap.overlap_grad_reduce=true"
-    )
+        because = "overlap_param_gather needs overlap_grad_reduce"
+        return error(PARAM_GATHER, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True)
+    if f.parallelism.dp * f.parallelism.cp == 1:
+        return None
+    because = "without overlap_grad_reduce there is one bucket, so one all-gather and little to hide"
+    reads_overlap = f.overlap_setup and f.dist_opt_at_setup
+    asked = f.asked.overlap_param_gather if reads_overlap else True
+    return warning(PARAM_GATHER, because, requested=asked, fix=fix)
 
 
-@rule("DP008", source=_PARSER, bridge=None)
+@rule("DP008", source=f"{_PARSER}; megatron-core distributed/param_and_grad_buffer.py start_param_sync (0.17)")
 def param_gather_needs_distributed_optimizer(f: Facts, s: State) -> Finding:
-    """Megatron-LM overlaps parameter gathering only with the distributed optimizer.
+    """Parameter gathering overlaps only with the distributed optimizer.
 
-    Megatron-FSDP and the layer-wise Muon count as well.
+    Megatron-LM refuses it otherwise; Megatron-FSDP and, from 0.17, the layer-wise Muon count as well. Bridge
+    checks nothing: Megatron-Core before 0.17 ignores the flag, newer ones take it for the layer-wise
+    optimizer and fail at the first gather.
 
     Why: without it every rank holds all parameters and gathers none.
     Fix: set ``ddp.use_distributed_optimizer=true``.
     """
-    if not s[PARAM_GATHER] or f.dist_opt or f.recipe.optimizer.optimizer == "dist_muon":
+    layer_wise = f.core_in(">=0.17.0rc0") and f.recipe.optimizer.optimizer == "dist_muon"
+    if not s[PARAM_GATHER] or f.dist_opt or layer_wise:
         return None
-    return error(
-        PARAM_GATHER,
-        "use_distributed_optimizer is false",
-        fix="set ddp.use_distributed_optimizer=true",
-        by=MEGATRON_LM,
-        at="validation",
-        requested=True,
-    )
+    because, fix = "use_distributed_optimizer is false", "set ddp.use_distributed_optimizer=true"
+    if f.megatron_lm:
+        return error(PARAM_GATHER, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True)
+    if f.torch_fsdp2 or f.parallelism.dp * f.parallelism.cp == 1:
+        return None
+    if f.core_in(">=0.17.0rc0"):
+        return error(PARAM_GATHER, because, fix=fix, by=MEGATRON_CORE, at="first_forward", requested=True)
+    return warning(PARAM_GATHER, f"{because}, so Megatron-Core ignores it", fix=fix, requested=True)
 
 
-@rule("DP009", source=f"{_PARSER}; megatron-bridge training/comm_overlap.py")
+@rule("DP009", source=f"{_PARSER}; {_SETUP}; megatron-core optimizer/__init__.py")
 def gather_with_step(f: Facts, s: State) -> Finding:
     """``overlap_param_gather_with_optimizer_step`` and what it needs.
 
     The distributed optimizer, ``overlap_param_gather`` and virtual stages. Megatron-LM refuses it without,
     and with distributed checkpointing, its default. Bridge leaves it off because of an issue with
-    checkpointing, and checks nothing.
+    checkpointing, and checks nothing; without a second chunk to step through, Megatron-Core fails.
 
-    Why: the first bucket's all-gather starts while the optimizer still steps through the others.
+    Why: the first chunk's all-gather starts while the optimizer still steps through the others.
     Fix: leave it off.
     """
     if not s[WITH_STEP]:
         return None
-    needs = []
-    if not f.dist_opt:
-        needs.append("the distributed optimizer")
-    if not s[OPT_PARAM_GATHER]:
-        needs.append("overlap_param_gather")
-    if f.parallelism.vp is None:
-        needs.append("virtual stages")
-    fix = "set comm_overlap.overlap_param_gather_with_optimizer_step=false"
-    if needs and f.megatron_lm:
-        return error(
-            WITH_STEP, f"it needs {' and '.join(needs)}", fix=fix, by=MEGATRON_LM, at="validation", requested=True
-        )
-    because = (
-        f"it needs {' and '.join(needs)}" if needs else "upstream leaves it off because of an issue with checkpointing"
-    )
-    return warning(WITH_STEP, because, requested=True, fix=fix)
+    fix = f"set {home(f, 'optimizer')}.overlap_param_gather_with_optimizer_step=false"
+    needs = {
+        "the distributed optimizer": f.dist_opt,
+        "overlap_param_gather": s[OPT_PARAM_GATHER],
+        "virtual stages": (f.parallelism.vp or 1) > 1,
+    }
+    missing = " and ".join(name for name, met in needs.items() if not met)
+    if missing and f.megatron_lm:
+        return error(WITH_STEP, f"it needs {missing}", fix=fix, by=MEGATRON_LM, at="validation", requested=True)
+    if missing:
+        if f.dist_opt and not f.fsdp and not needs["virtual stages"]:
+            return error(WITH_STEP, f"it needs {missing}", fix=fix, by=MEGATRON_CORE, at="construction", requested=True)
+        return warning(WITH_STEP, f"it needs {missing}", fix=fix, requested=True)
+    if not f.megatron_lm:
+        because = "upstream leaves it off because of an issue with checkpointing"
+        return warning(WITH_STEP, because, fix=fix, requested=True)
+    if f.written("checkpoint.ckpt_format"):
+        return warning(WITH_STEP, "only the checkpoint format torch allows it", fix=fix, requested=True)
+    because = "Megatron-LM refuses it with distributed checkpoints, its default"
+    fix = f"{fix}, or checkpoint.ckpt_format=torch"
+    return error(WITH_STEP, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True)
 
 
 @rule("DP010", source="megatron-bridge training/mixed_precision.py setup", megatron_lm=None)
@@ -290,36 +301,4 @@ def grad_reduce_precision_lost(f: Facts, s: State) -> Finding:
         requested=said,
         value=final,
         fix=f"set mixed_precision.grad_reduce_in_fp32={str(said).lower()}",
-    )
-
-
-@rule(
-    "DP011", source="Megatron-LM training/arguments.py; megatron-core distributed/distributed_data_parallel_config.py"
-)
-def nccl_user_buffers_and_segments(f: Facts, s: State) -> Finding:
-    """NCCL user buffers and expandable segments.
-
-    With torch before 2.11 (Megatron-Core before 0.18: with any), ``ddp.nccl_ub`` and
-    ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`` exclude each other.
-
-    Why: NCCL registers memory of a torch MemPool, which expandable segments do not support.
-    Fix: remove ``expandable_segments:True`` from PYTORCH_CUDA_ALLOC_CONF.
-    """
-    from overlapkit.versions import parse_version
-
-    given = f.recipe.env_vars or {}
-    if not f.recipe.ddp.nccl_ub or "expandable_segments:True" not in given.get("PYTORCH_CUDA_ALLOC_CONF", "").split(
-        ","
-    ):
-        return None
-    if f.core_in(">=0.18.0") and not f.versions.torch < parse_version("2.11.0a0"):
-        return None
-    return error(
-        "env_vars.PYTORCH_CUDA_ALLOC_CONF",
-        "expandable_segments:True excludes ddp.nccl_ub",
-        fix="remove expandable_segments:True from it",
-        by="megatron-core",
-        at="validation",
-        requested=given["PYTORCH_CUDA_ALLOC_CONF"],
-        value=given["PYTORCH_CUDA_ALLOC_CONF"],
     )

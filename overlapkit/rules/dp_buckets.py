@@ -1,13 +1,40 @@
-"""DP: what a bucket is, and which stages and chunks have several."""
+"""DP: what a bucket is, which stages and chunks have several, and NCCL's user buffers."""
 
 from __future__ import annotations
 
 from overlapkit.facts import Facts
-from overlapkit.rules.dp import BUCKET, GRAD_REDUCE, PARAM_GATHER, WITH_STEP
-from overlapkit.rules.registry import MEGATRON_CORE, Finding, State, error, info, rule, warning
+from overlapkit.rules.dp import BUCKET, GRAD_REDUCE, PARAM_GATHER, WITH_STEP, home
+from overlapkit.rules.registry import MEGATRON_CORE, MEGATRON_LM, Finding, State, error, info, rule, warning
+from overlapkit.versions import parse_version
 
 _DDP = "megatron-core distributed/distributed_data_parallel.py"
 _MIB = 1024 * 1024
+
+
+@rule("DP011", source="megatron-core distributed/distributed_data_parallel_config.py __post_init__")
+def nccl_user_buffers_and_segments(f: Facts, s: State) -> Finding:
+    """NCCL user buffers and expandable segments.
+
+    With torch before 2.11 (Megatron-Core before 0.18: with any), ``ddp.nccl_ub`` and
+    ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`` exclude each other.
+
+    Why: NCCL registers memory of a torch MemPool, which expandable segments do not support.
+    Fix: remove ``expandable_segments:True`` from PYTORCH_CUDA_ALLOC_CONF.
+    """
+    given = (f.recipe.env_vars or {}).get("PYTORCH_CUDA_ALLOC_CONF", "")
+    if not f.recipe.ddp.nccl_ub or "expandable_segments:True" not in given.split(","):
+        return None
+    if f.core_in(">=0.18.0rc0") and not f.versions.torch < parse_version("2.11.0a0"):
+        return None
+    return error(
+        "env_vars.PYTORCH_CUDA_ALLOC_CONF",
+        "expandable_segments:True excludes ddp.nccl_ub",
+        fix="remove expandable_segments:True from it",
+        by=MEGATRON_CORE,
+        at="validation",
+        requested=given,
+        value=given,
+    )
 
 
 @rule("DP012", source=f"{_DDP} and distributed/param_and_grad_buffer.py")
@@ -25,16 +52,20 @@ def bucket_in_bytes(f: Facts, s: State) -> Finding:
         return None
     size = s[BUCKET]
     default = size is None
+    if not default and size <= 0:
+        return None
     if default:
-        if f.recipe.ddp.num_buckets is not None:
+        if f.megatron_lm and f.recipe.ddp.num_buckets is not None:
             return None
         size = default_bucket(f)
-    grads, params = size * f.precision.grad_bytes, size * f.precision.param_bytes
+    grads, params, parameters = size * f.precision.grad_bytes, size * f.precision.param_bytes, "parameters"
+    if f.precision.fp8_param_gather and f.precision.fp8_recipe not in (None, "mxfp8"):
+        params, parameters = size, "FP8 parameters"  # MXFP8 ones are gathered in BF16
     kind = "FP32" if f.precision.grad_bytes == 4 else f.precision.compute.upper()
     if not f.dist_opt:
         moves = f"an all-reduce of {_mib(grads)} {kind} gradients"
     else:
-        moves = f"a reduce-scatter of {_mib(grads)} {kind} gradients and an all-gather of {_mib(params)} parameters"
+        moves = f"a reduce-scatter of {_mib(grads)} {kind} gradients and an all-gather of {_mib(params)} {parameters}"
     origin = (
         f" (unset: the larger of 40,000,000 and 1,000,000 times {default_bucket(f) // 1_000_000})" if default else ""
     )
@@ -71,7 +102,7 @@ def effective_buckets(f: Facts, s: State) -> Finding:
         asked = f.asked.bucket_size
         because = "without overlap_grad_reduce every stage and chunk has one bucket"
         if asked is not None:
-            return warning(BUCKET, because, requested=asked, fix="set comm_overlap.overlap_grad_reduce=true")
+            return warning(BUCKET, because, requested=asked, fix=f"set {home(f)}.overlap_grad_reduce=true")
         return info(BUCKET, because)
     if s[WITH_STEP]:
         return info(BUCKET, "overlap_param_gather_with_optimizer_step: every stage and chunk has one bucket")
@@ -79,27 +110,41 @@ def effective_buckets(f: Facts, s: State) -> Finding:
     if p.pp == 1 and chunks == 1:
         return None
     size = s[BUCKET] if s[BUCKET] is not None else default_bucket(f)
+    cut = f"buckets of {size:,} parameters"
+    if f.megatron_lm and s[BUCKET] is None and f.recipe.ddp.num_buckets is not None:
+        cut = f"{f.recipe.ddp.num_buckets} buckets"
     first = "PP rank 0" + (", chunk 0" if chunks > 1 else "")
-    return info(BUCKET, f"only {first} is cut into buckets of {size:,} parameters; every other stage or chunk has one")
+    return info(BUCKET, f"only {first} is cut into {cut}; every other stage or chunk has one")
 
 
-@rule("DP014", source="megatron-core distributed/distributed_data_parallel_config.py (0.18)", core=">=0.18.0")
+@rule(
+    "DP014",
+    source="megatron-core distributed/distributed_data_parallel_config.py (0.18); Megatron-LM training/training.py",
+)
 def two_bucket_rules(f: Facts, s: State) -> Finding:
-    """``num_buckets`` and ``bucket_size`` exclude each other.
+    """``num_buckets`` and ``bucket_size`` exclude each other, and ``num_buckets`` is at least 1.
 
-    Why: Megatron-Core refuses both. Bridge writes a bucket size whenever DP is above 1.
-    Fix: use one.
+    Megatron-Core checks it from 0.18, Megatron-LM's own code before. Only Megatron-LM makes a bucket size of
+    ``num_buckets``; Bridge does nothing with it, and writes a bucket size whenever DP is above 1.
+
+    Why: two rules for one size.
+    Fix: use ``bucket_size``.
     """
     count = f.recipe.ddp.num_buckets
-    if count is None or (s[BUCKET] is None and count > 0):
+    in_core = f.core_in(">=0.18.0rc0")
+    if count is None or (f.bridge and not in_core):
         return None
-    because = "num_buckets and bucket_size are both set" if count > 0 else f"num_buckets is {count}"
+    fix = "set ddp.num_buckets=null"
+    if s[BUCKET] is None and count > 0:
+        if f.megatron_lm or f.fsdp:
+            return None
+        return warning("ddp.num_buckets", "Bridge makes no bucket size of it", requested=count, value=count, fix=fix)
     return error(
         "ddp.num_buckets",
-        because,
-        fix="set ddp.num_buckets=null",
-        by=MEGATRON_CORE,
-        at="construction" if f.megatron_lm else "validation",
+        "num_buckets and bucket_size are both set" if count > 0 else f"num_buckets is {count}",
+        fix=fix,
+        by=MEGATRON_CORE if in_core else MEGATRON_LM,
+        at="validation" if in_core else "construction",
         requested=count,
         value=count,
     )
@@ -121,7 +166,7 @@ def bucket_of_nothing(f: Facts, s: State) -> Finding:
         BUCKET,
         f"{size}: every parameter becomes a bucket of its own",
         requested=size,
-        fix="set comm_overlap.bucket_size=null",
+        fix=f"set {home(f)}.bucket_size=null",
     )
 
 

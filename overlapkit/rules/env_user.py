@@ -10,10 +10,22 @@ from overlapkit.errors import printable
 from overlapkit.facts import Facts
 from overlapkit.rules.env import CONNECTIONS, needs_order
 from overlapkit.rules.ep import EP_OVERLAP
-from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, info, rule, warning
+from overlapkit.rules.registry import (
+    BRIDGE,
+    MEGATRON_CORE,
+    MEGATRON_LM,
+    Finding,
+    State,
+    Verdict,
+    error,
+    info,
+    rule,
+    warning,
+)
 
 _SUBJECT = f"env_vars.{CONNECTIONS}"
 _ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+_DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",), "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8")}
 
 
 def _said(f: Facts, name: str) -> str | None:
@@ -130,7 +142,7 @@ def deterministic_algorithm(f: Facts, s: State) -> Finding:
     """Deterministic mode needs ``NCCL_ALGO``.
 
     Bridge and Megatron-LM want Tree, Ring, CollnetDirect, CollnetChain or ^NVLS in the environment. From
-    core 0.19 Megatron-LM sets Ring itself and no longer takes Tree.
+    core 0.19 Megatron-LM sets Ring itself where it is unset, takes a list of them, and no longer takes Tree.
 
     Why: NCCL would otherwise choose by message size and topology.
     Fix: export ``NCCL_ALGO=Ring``.
@@ -138,9 +150,9 @@ def deterministic_algorithm(f: Facts, s: State) -> Finding:
     if not f.recipe.model.deterministic_mode or f.recipe.env_vars is None:
         return None
     said = _said(f, "NCCL_ALGO")
-    if f.megatron_lm and f.core_in(">=0.19.0"):
-        tokens = [] if said is None else [token.strip() for token in said.split(",")]
-        if said is None or all(token in _ALGORITHMS[1:] for token in tokens):
+    if _fills_in(f):
+        tokens = [] if said is None else [token.strip() for token in said.split(",") if token.strip()]
+        if said is None or (tokens and all(token in _ALGORITHMS[1:] for token in tokens)):
             return None
     elif said in _ALGORITHMS:
         return None
@@ -155,25 +167,97 @@ def deterministic_algorithm(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("ENV015", source="megatron-core transformer/cuda_graphs.py; Megatron-LM training/arguments.py", core=">=0.16.0")
+def _fills_in(f: Facts) -> bool:
+    """Megatron-LM from core 0.19 sets what deterministic mode lacks and refuses what contradicts it."""
+    return f.megatron_lm and f.core_in(">=0.19.0")
+
+
+@rule("ENV016", source="megatron-core extensions/transformer_engine.py; Megatron-LM training/determinism.py")
+def deterministic_kernels(f: Facts, s: State) -> Finding:
+    """Deterministic mode needs ``NVTE_ALLOW_NONDETERMINISTIC_ALGO=0``.
+
+    Megatron-Core raises when it builds Transformer Engine's attention. From core 0.19 Megatron-LM sets it
+    itself where it is unset and refuses another value, as it does ``CUBLAS_WORKSPACE_CONFIG`` other than
+    :4096:8 and :16:8.
+
+    Why: Transformer Engine's attention and cuBLAS take faster algorithms whose sums have no fixed order.
+    Fix: export ``NVTE_ALLOW_NONDETERMINISTIC_ALGO=0``.
+    """
+    model, given = f.recipe.model, f.recipe.env_vars
+    if not model.deterministic_mode or given is None:
+        return None
+    if _fills_in(f):
+        return [
+            _not_deterministic(name, given[name], accepted[0], MEGATRON_LM, "validation")
+            for name, accepted in _DETERMINISTIC.items()
+            if name in given and given[name] not in accepted
+        ]
+    if f.versions.transformer_engine is None or model.transformer_impl not in (None, "transformer_engine"):
+        return None
+    name = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+    said = given.get(name)
+    return None if said == "0" else _not_deterministic(name, said, "0", MEGATRON_CORE, "construction")
+
+
+def _not_deterministic(name: str, said: str | None, needed: str, by: str, at: str) -> Verdict:
+    return error(
+        f"env_vars.{name}",
+        f"deterministic_mode needs {needed}, this is {'not set' if said is None else printable(said)}",
+        fix=f"set env_vars.{name}={needed}",
+        by=by,
+        at=at,
+        requested=said,
+        value=needed,
+    )
+
+
+@rule("ENV015", source="megatron-core transformer/cuda_graphs.py; Megatron-LM training/arguments.py", core=">=0.15.0")
 def graph_registration(f: Facts, s: State) -> Finding:
-    """Transformer Engine's CUDA graphs with expandable segments need ``NCCL_GRAPH_REGISTER=0``.
+    """CUDA graphs of layers with expandable segments need ``NCCL_GRAPH_REGISTER=0``.
+
+    Transformer Engine's graphs on every GPU; Megatron-Core's own (``local``) before Blackwell, up to core
+    0.18. Core 0.15 takes no expandable segments at all.
 
     Why: NCCL would register graph memory that the allocator can move; Megatron-Core asserts it.
     Fix: export ``NCCL_GRAPH_REGISTER=0``.
     """
-    if f.recipe.env_vars is None or f.graph_impl != "transformer_engine":
+    if f.recipe.env_vars is None or "expandable_segments:True" not in (_said(f, "PYTORCH_CUDA_ALLOC_CONF") or ""):
         return None
-    segments = "expandable_segments:True" in (_said(f, "PYTORCH_CUDA_ALLOC_CONF") or "")
+    local = f.graph_impl == "local" and not f.full_iteration_graph
+    if f.graph_impl != "transformer_engine" and not local:
+        return None
+    by, at = (MEGATRON_CORE, "construction") if local else _meets_graphs(f)
+    if f.core_in("<0.16.0"):
+        return error(
+            "env_vars.PYTORCH_CUDA_ALLOC_CONF",
+            f"CUDA graphs of megatron-core {f.versions.megatron_core} exclude expandable segments",
+            fix="take expandable_segments:True out of env_vars.PYTORCH_CUDA_ALLOC_CONF",
+            by=by,
+            at=at,
+            requested=_said(f, "PYTORCH_CUDA_ALLOC_CONF"),
+        )
     said = _said(f, "NCCL_GRAPH_REGISTER")
-    if not segments or said == "0":
+    if said == "0" or (local and not _before_blackwell(f)):
         return None
+    whose = "Megatron-Core's" if local else "Transformer Engine's"
     return error(
         "env_vars.NCCL_GRAPH_REGISTER",
-        "Transformer Engine's CUDA graphs with expandable segments need 0",
+        f"{whose} CUDA graphs with expandable segments need 0",
         fix="set env_vars.NCCL_GRAPH_REGISTER=0",
-        by=MEGATRON_LM if f.megatron_lm else MEGATRON_CORE,
-        at="validation" if f.megatron_lm else "first_forward",
+        by=by,
+        at=at,
         requested=said,
         value="0",
     )
+
+
+def _meets_graphs(f: Facts) -> tuple[str, str]:
+    """Who refuses Transformer Engine's graphs: Megatron-LM's arguments, else the helper before the first step."""
+    if f.megatron_lm and f.core_in(">=0.16.0"):
+        return MEGATRON_LM, "validation"
+    return MEGATRON_CORE, "first_forward"
+
+
+def _before_blackwell(f: Facts) -> bool:
+    """Where Megatron-Core's own graphs make the check."""
+    return f.core_in("<0.19.0") and f.gpu is not None and not f.gpu.blackwell_or_newer

@@ -2,7 +2,8 @@
 
 Bridge checks them in its set-up when the user asks through ``comm_overlap``; Megatron-Core checks them
 again when it validates the model, which is where Megatron-LM and raw model values meet them. One code
-per gate, in Bridge's order; the versions at which a gate changes stand at the rule.
+per gate, in Bridge's order; the versions at which a gate changes stand at the rule. Megatron-LM has the flag
+from core 0.14.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from overlapkit.facts import Facts
 from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, Finding, State, error, rule
 
 EP_OVERLAP = "model.overlap_moe_expert_parallel_comm"
+FLAG = ">=0.14.0"  # Megatron-LM's versions that have the flags
 SOURCE = "megatron-bridge training/comm_overlap.py; megatron-core transformer/transformer_config.py"
 
 
@@ -18,12 +20,16 @@ def _ep_gate(f: Facts, s: State, fails: bool, because: str, fix: str, *, bridge_
     """An error of the overlap's gate, by whoever meets it first."""
     if not fails or not s[EP_OVERLAP]:
         return None
-    by_bridge = bridge_checks and f.asked.overlap_moe_expert_parallel_comm is True and f.overlap_setup
-    by = BRIDGE if by_bridge else MEGATRON_CORE
+    by = BRIDGE if bridge_checks and _asked_of_bridge(f) else MEGATRON_CORE
     return error(EP_OVERLAP, because, fix=fix, by=by, at="validation", requested=True)
 
 
-@rule("EP001", source=SOURCE)
+def _asked_of_bridge(f: Facts) -> bool:
+    """Bridge's set-up checks only what the user asks through comm_overlap."""
+    return f.overlap_setup and f.asked.overlap_moe_expert_parallel_comm is True
+
+
+@rule("EP001", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_needs_ep(f: Facts, s: State) -> Finding:
     """EP overlap needs expert parallelism.
 
@@ -35,21 +41,22 @@ def ep_overlap_needs_ep(f: Facts, s: State) -> Finding:
     return _ep_gate(f, s, ep <= 1, f"expert_model_parallel_size is {ep}", fix)
 
 
-@rule("EP002", source=SOURCE)
+@rule("EP002", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_needs_experts(f: Facts, s: State) -> Finding:
     """EP overlap needs a model with several experts.
 
     Why: Bridge compares ``num_moe_experts`` with 1; a dense model has None there and fails with a
-    TypeError.
+    TypeError. Megatron-Core refuses EP without experts, and a number that EP does not divide (EP024).
     Fix: turn the overlap off for a dense model.
     """
     experts = f.recipe.model.num_moe_experts
     because = f"num_moe_experts is {'null' if experts is None else experts}"
     fix = "set comm_overlap.overlap_moe_expert_parallel_comm=false"
-    return _ep_gate(f, s, experts is None or experts <= 1, because, fix)
+    fails = not experts or (experts == 1 and _asked_of_bridge(f))
+    return _ep_gate(f, s, fails, because, fix)
 
 
-@rule("EP003", source=SOURCE)
+@rule("EP003", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_dispatcher(f: Facts, s: State) -> Finding:
     """EP overlap needs the alltoall or the flex dispatcher.
 
@@ -63,7 +70,7 @@ def ep_overlap_dispatcher(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("EP004", source=SOURCE)
+@rule("EP004", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_precision(f: Facts, s: State) -> Finding:
     """EP overlap needs BF16 or FP16.
 
@@ -75,7 +82,7 @@ def ep_overlap_precision(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("EP005", source=SOURCE)
+@rule("EP005", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_torch(f: Facts, s: State) -> Finding:
     """EP overlap needs PyTorch 2.6.
 
@@ -90,7 +97,7 @@ def ep_overlap_torch(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("EP006", source=SOURCE)
+@rule("EP006", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_needs_vp(f: Facts, s: State) -> Finding:
     """With PP above 1, EP overlap needs virtual stages.
 
@@ -103,7 +110,7 @@ def ep_overlap_needs_vp(f: Facts, s: State) -> Finding:
     return _ep_gate(f, s, fails, because, "set model.virtual_pipeline_model_parallel_size")
 
 
-@rule("EP007", source=SOURCE)
+@rule("EP007", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_full_recompute(f: Facts, s: State) -> Finding:
     """EP overlap excludes full activation recomputation.
 
@@ -114,7 +121,7 @@ def ep_overlap_full_recompute(f: Facts, s: State) -> Finding:
     return _ep_gate(f, s, fails, "recompute_granularity is full", "set model.recompute_granularity=selective")
 
 
-@rule("EP008", source=SOURCE)
+@rule("EP008", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_recompute_method(f: Facts, s: State) -> Finding:
     """EP overlap excludes a recompute method.
 
@@ -125,7 +132,7 @@ def ep_overlap_recompute_method(f: Facts, s: State) -> Finding:
     return _ep_gate(f, s, method is not None, f"recompute_method is {method}", "set model.recompute_method=null")
 
 
-@rule("EP009", source=SOURCE)
+@rule("EP009", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_recompute_layers(f: Facts, s: State) -> Finding:
     """EP overlap excludes ``recompute_num_layers``.
 
@@ -138,7 +145,7 @@ def ep_overlap_recompute_layers(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("EP010", source=SOURCE, bridge=">=0.4.0", megatron_lm=">=0.17.0")
+@rule("EP010", source=SOURCE, core=">=0.17.0")
 def ep_overlap_moe_recompute(f: Facts, s: State) -> Finding:
     """EP overlap excludes recomputing the whole MoE layer.
 
@@ -152,7 +159,7 @@ def ep_overlap_moe_recompute(f: Facts, s: State) -> Finding:
     return _ep_gate(f, s, "moe" in modules, "recompute_modules contains moe", fix, bridge_checks=f.bridge_in(">=0.6.0"))
 
 
-@rule("EP011", source=SOURCE)
+@rule("EP011", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_shared_expert(f: Facts, s: State) -> Finding:
     """EP overlap excludes ``moe_shared_expert_overlap``.
 
@@ -163,7 +170,7 @@ def ep_overlap_shared_expert(f: Facts, s: State) -> Finding:
     return _ep_gate(f, s, fails, "moe_shared_expert_overlap is true", "set model.moe_shared_expert_overlap=false")
 
 
-@rule("EP012", source=SOURCE)
+@rule("EP012", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_mtp(f: Facts, s: State) -> Finding:
     """EP overlap allows at most one MTP layer.
 
@@ -183,11 +190,16 @@ def ep_overlap_mtp(f: Facts, s: State) -> Finding:
     return _ep_gate(f, s, mtp not in allowed, f"mtp_num_layers is {mtp}", "set model.mtp_num_layers to 1 or null")
 
 
-@rule("EP013", source="megatron-core transformer/transformer_config.py", core=">=0.16.0")
+@rule(
+    "EP013",
+    source="megatron-core transformer/transformer_config.py and transformer/transformer_layer.py",
+    core=">=0.16.0",
+)
 def ep_overlap_graphs(f: Facts, s: State) -> Finding:
     """EP overlap and CUDA graphs of the MoE or MLP part exclude each other.
 
-    Megatron-Core 0.16 and 0.17 want every CUDA graph to be Transformer Engine's.
+    Transformer Engine's graphs without ``cuda_graph_modules`` capture the whole layer, which fails when they
+    are replayed. Megatron-Core 0.16 and 0.17 want every CUDA graph to be Transformer Engine's.
 
     Why: the overlap splits the layer where such a graph would capture it whole.
     Fix: take ``moe`` and ``mlp`` out of ``model.cuda_graph_modules``.
@@ -196,6 +208,15 @@ def ep_overlap_graphs(f: Facts, s: State) -> Finding:
     if f.graph_impl == "transformer_engine" and captured:
         because = f"cuda_graph_modules contains {' and '.join(captured)}"
         return _ep_gate(f, s, True, because, f"remove {' and '.join(captured)} from it", bridge_checks=False)
+    if f.graph_impl == "transformer_engine" and not f.graph_modules and s[EP_OVERLAP]:
+        return error(
+            EP_OVERLAP,
+            "cuda_graph_modules is empty, so that CUDA graphs capture the whole layer",
+            fix="set model.cuda_graph_modules to attn or moe_router, or model.cuda_graph_impl=none",
+            by=MEGATRON_CORE,
+            at="first_forward",
+            requested=True,
+        )
     fails = f.graph_impl not in ("none", "transformer_engine") and f.core_in("<0.18.0")
     because = f"cuda_graph_impl is {f.graph_impl}"
     return _ep_gate(f, s, fails, because, "set model.cuda_graph_impl=transformer_engine or none", bridge_checks=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlapkit.facts import Facts
-from overlapkit.rules.ep import EP_OVERLAP, SOURCE
+from overlapkit.rules.ep import EP_OVERLAP, FLAG, SOURCE
 from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, rule, warning
 
 _DELAY = "model.delay_wgrad_compute"
@@ -33,7 +33,7 @@ def _te_text(f: Facts, needed: str) -> str:
 @rule(
     "EP014",
     source="megatron-bridge training/comm_overlap.py; Megatron-LM training/arguments.py",
-    megatron_lm=">=0.14.0",
+    megatron_lm=FLAG,
 )
 def delayed_wgrad_grad_reduce(f: Facts, s: State) -> Finding:
     """``delay_wgrad_compute`` beside overlapped gradient reduction needs a newer Transformer Engine.
@@ -57,7 +57,7 @@ def delayed_wgrad_grad_reduce(f: Facts, s: State) -> Finding:
 @rule(
     "EP015",
     source="megatron-bridge training/comm_overlap.py; Megatron-LM training/arguments.py",
-    megatron_lm=">=0.14.0",
+    megatron_lm=FLAG,
 )
 def delayed_wgrad_fusion(f: Facts, s: State) -> Finding:
     """``delay_wgrad_compute`` and gradient accumulation fusion by Transformer Engine version.
@@ -77,7 +77,7 @@ def delayed_wgrad_fusion(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("EP016", source=SOURCE)
+@rule("EP016", source=SOURCE, megatron_lm=FLAG)
 def delayed_wgrad_needs_ep_overlap(f: Facts, s: State) -> Finding:
     """``delay_wgrad_compute`` needs EP overlap.
 
@@ -174,11 +174,15 @@ def delayed_wgrad_graph_fusion(f: Facts, s: State) -> Finding:
 def delayed_wgrad_graph_bias(f: Facts, s: State) -> Finding:
     """``delay_wgrad_compute`` with captured attention excludes attention biases.
 
+    Megatron-LM's parser has the biases on unless ``--disable-bias-linear`` is given.
+
     Why: the bias gradient of a delayed GEMM is not captured.
     Fix: set ``model.add_bias_linear=false`` and ``model.add_qkv_bias=false``.
     """
     model = f.recipe.model
     names = [name for name in ("add_bias_linear", "add_qkv_bias") if getattr(model, name)]
+    if f.megatron_lm and model.add_bias_linear is None:
+        names.insert(0, "add_bias_linear")
     fails = "attn" in f.graph_modules and bool(names)
     return _graph_gate(
         f,
@@ -199,6 +203,36 @@ def delayed_wgrad_partial_graph(f: Facts, s: State) -> Finding:
     fails = f.graph_impl == "transformer_engine" and _te_before(f, "2.10.0")
     because = f"with cuda_graph_impl=transformer_engine {_te_text(f, '2.10.0')}"
     return _delay_gate(f, s, fails, because, "use a newer one, or set model.cuda_graph_impl=none", MEGATRON_CORE)
+
+
+@rule(
+    "EP031",
+    source="megatron-core extensions/transformer_engine.py TELinear; Megatron-LM training/arguments.py",
+    megatron_lm=FLAG,
+)
+def delayed_wgrad_layers(f: Facts, s: State) -> Finding:
+    """``delay_wgrad_compute`` needs the layers of Transformer Engine 2.3 or newer.
+
+    Megatron-LM checks ``transformer_impl`` in its arguments; Megatron-Core checks the version when it builds a
+    layer.
+
+    Why: only these layers can compute the weight gradient apart from the input gradient.
+    Fix: use a newer Transformer Engine, and ``model.transformer_impl=transformer_engine``.
+    """
+    impl = f.recipe.model.transformer_impl
+    if f.megatron_lm and impl not in (None, "transformer_engine"):
+        fix = "set model.transformer_impl=transformer_engine"
+        return _delay_gate(f, s, True, f"transformer_impl is {impl}", fix, MEGATRON_LM)
+    if not s[_DELAY] or not _te_before(f, "2.3.0"):
+        return None
+    return error(
+        _DELAY,
+        _te_text(f, "2.3.0"),
+        fix="use a newer one",
+        by=MEGATRON_CORE,
+        at="construction",
+        requested=True,
+    )
 
 
 @rule("EP022", source="megatron-bridge training/comm_overlap.py", megatron_lm=None)

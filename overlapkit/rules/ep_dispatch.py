@@ -33,11 +33,16 @@ def experts_do_not_fit(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("EP024", source="megatron-core transformer/transformer_config.py and transformer/moe/moe_layer.py")
+@rule(
+    "EP024",
+    source="megatron-core transformer/transformer_config.py and transformer/moe/moe_layer.py; "
+    "Megatron-LM training/arguments.py",
+)
 def experts_do_not_split(f: Facts, s: State) -> Finding:
     """The experts do not split over the expert-parallel ranks.
 
-    ``num_moe_experts`` must be given and a multiple of EP.
+    ``num_moe_experts`` must be given and a multiple of EP. Megatron-LM checks both in its arguments, under
+    Bridge Megatron-Core checks the second when it builds the layer.
 
     Why: every rank holds the same number of experts.
     Fix: change ``model.expert_model_parallel_size``.
@@ -54,8 +59,8 @@ def experts_do_not_split(f: Facts, s: State) -> Finding:
         "model.expert_model_parallel_size",
         because,
         fix="set model.num_moe_experts to a multiple of it" if experts else "set model.num_moe_experts, or EP to 1",
-        by=MEGATRON_CORE,
-        at="construction" if experts else "validation",
+        by=MEGATRON_LM if f.megatron_lm else MEGATRON_CORE,
+        at="construction" if experts and f.bridge else "validation",
         requested=ep,
         value=ep,
     )
@@ -115,19 +120,34 @@ def dispatcher_backend_on_gpu(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("EP027", source="megatron-core transformer/moe/token_dispatcher.py", core=">=0.16.0")
+@rule("EP027", source="megatron-core transformer/moe/token_dispatcher.py", core=">=0.14.0")
 def flex_without_backend(f: Facts, s: State) -> Finding:
     """The flex dispatcher without a backend.
 
-    Why: a recipe that Bridge's helper has turned back holds flex with null; what is meant is alltoall.
+    A backend of null, or before core 0.16 no ``moe_enable_deepep``.
+
+    Why: Megatron-Core raises when it builds the dispatcher of an MoE layer.
     Fix: set ``model.moe_flex_dispatcher_backend``, or ``moe_token_dispatcher_type=alltoall``.
     """
-    if f.dispatcher != "flex" or f.flex_backend is not None:
+    model = f.recipe.model
+    if f.dispatcher != "flex" or not model.num_moe_experts:
         return None
-    return warning(
-        "model.moe_flex_dispatcher_backend",
-        "the dispatcher is flex and no backend is named",
-        fix="set model.moe_flex_dispatcher_backend, or model.moe_token_dispatcher_type=alltoall",
+    if f.core_in("<0.16.0"):
+        missing, named = not model.moe_enable_deepep, "model.moe_enable_deepep=true"
+        because = "the dispatcher is flex and moe_enable_deepep is false"
+    else:
+        missing, named = f.flex_backend is None, "model.moe_flex_dispatcher_backend"
+        because = "the dispatcher is flex and no backend is named"
+    if not missing:
+        return None
+    return error(
+        "model.moe_token_dispatcher_type",
+        because,
+        fix=f"set {named}, or model.moe_token_dispatcher_type=alltoall",
+        by=MEGATRON_CORE,
+        at="construction",
+        requested="flex",
+        value="flex",
     )
 
 
@@ -136,7 +156,8 @@ def hybridep_domain_too_large(f: Facts, s: State) -> Finding:
     """HybridEP with more expert-parallel ranks than an NVLink domain of 72 has.
 
     Why: on GPUs with a rack-wide NVLink domain all ranks of an expert-parallel group share it; Bridge's
-    performance scripts refuse more than 72.
+    performance scripts refuse more than 72. Under Megatron-LM ``NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN``
+    can split the group, and the rest of the traffic takes the network.
     Fix: lower ``model.expert_model_parallel_size`` to 72 or less.
     """
     if f.flex_backend != "hybridep" or f.gpu is None or f.gpu.name in ("h100", "b200", "b300"):
@@ -144,13 +165,11 @@ def hybridep_domain_too_large(f: Facts, s: State) -> Finding:
     ep = f.parallelism.ep
     if not f.gpu.blackwell_or_newer or ep <= 72:
         return None
-    return error(
-        "model.expert_model_parallel_size",
-        f"HybridEP with EP {ep}: an NVLink domain has 72 GPUs",
-        fix="set model.expert_model_parallel_size to 64 or less",
-        requested=ep,
-        value=ep,
-    )
+    because, fix = f"HybridEP with EP {ep}: an NVLink domain has 72 GPUs", "set model.expert_model_parallel_size to 64"
+    subject = "model.expert_model_parallel_size"
+    if f.megatron_lm:
+        return warning(subject, because, fix=f"{fix} or less", requested=ep, value=ep)
+    return error(subject, because, fix=f"{fix} or less", requested=ep, value=ep)
 
 
 @rule("EP029", source="megatron-core transformer/transformer_config.py")
@@ -179,12 +198,14 @@ def shared_expert_overlap_dispatcher(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("EP030", source="Megatron-LM 0.12.1: its parser", bridge=None, megatron_lm="<0.13.0")
+@rule(
+    "EP030", source="Megatron-LM's parser; megatron-core model_parallel_config.py", bridge=None, megatron_lm="<0.14.0"
+)
 def ep_overlap_has_no_flag(f: Facts, s: State) -> Finding:
-    """Megatron-LM with Megatron-Core 0.12 has no flags for EP overlap and delayed weight gradients.
+    """Megatron-LM before core 0.14 has no EP overlap.
 
-    Why: ``--overlap-moe-expert-parallel-comm`` and ``--delay-wgrad-compute`` came later; the parser refuses
-    them.
+    Why: ``--overlap-moe-expert-parallel-comm`` came with 0.14, and ``--delay-wgrad-compute`` is of no use
+    without it; the parser refuses an unknown flag.
     Fix: use Megatron-Core 0.14 or newer.
     """
     names = [name for name in ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute") if s[f"model.{name}"]]

@@ -17,7 +17,8 @@ def _name(f: Facts) -> str:
 def one_connection(f: Facts, s: State) -> Finding:
     """FSDP with ``CUDA_DEVICE_MAX_CONNECTIONS=1``.
 
-    Bridge from 0.5 and Megatron-LM assert that it is not 1. Older Bridge does not look.
+    Megatron-LM asserts that it is not 1, Bridge from 0.5 too for Megatron-FSDP. Older Bridge does not look,
+    no Bridge does for FSDP2: there it is slow.
 
     Why: with one connection the gathers and scatters of FSDP queue up behind the compute they should run
     beside.
@@ -26,15 +27,13 @@ def one_connection(f: Facts, s: State) -> Finding:
     given = f.recipe.env_vars
     if not (f.fsdp or f.torch_fsdp2) or given is None or given.get(_CONNECTIONS) != "1":
         return None
-    checked = MEGATRON_LM if f.megatron_lm else BRIDGE if f.fsdp and f.bridge_in(">=0.5.0") else None
-    return error(
-        f"env_vars.{_CONNECTIONS}",
-        "FSDP needs more than one device connection",
-        fix=f"set env_vars.{_CONNECTIONS}=32",
-        by=checked,
-        at="validation" if checked else None,
-        requested="1",
-        value="1",
+    subject, fix = f"env_vars.{_CONNECTIONS}", f"set env_vars.{_CONNECTIONS}=32"
+    because = "FSDP needs more than one device connection"
+    if f.megatron_lm or (f.fsdp and f.bridge_in(">=0.5.0")):
+        by = MEGATRON_LM if f.megatron_lm else BRIDGE
+        return error(subject, because, fix=fix, by=by, at="validation", requested="1", value="1")
+    return warning(
+        subject, f"{because}: its gathers and scatters queue behind compute", requested="1", value="1", fix=fix
     )
 
 
@@ -51,56 +50,62 @@ def fsdp_with_tp_or_cp(f: Facts, s: State) -> Finding:
         return None
     if f.gpu is not None and f.gpu.blackwell_or_newer:
         return None
-    axes = " and ".join(name for name, size in (("TP", p.tp), ("CP", p.cp)) if size > 1)
+    names = [name for name, size in (("TP", p.tp), ("CP", p.cp)) if size > 1]
+    axes, want = " and ".join(names), "want" if len(names) > 1 else "wants"
     return warning(
         _name(f),
-        f"FSDP wants several device connections, {axes} wants one: the overlap of {axes} collectives suffers",
+        f"FSDP wants several device connections, {axes} {want} one: the overlap of {axes} collectives suffers",
         requested=True,
         value=True,
         fix="use TP 1 and CP 1 with FSDP, or no FSDP",
     )
 
 
-@rule(
-    "FSDP003",
-    source=_SOURCE,
-)
+@rule("FSDP003", source=_SOURCE)
 def fsdp_forces_distributed_optimizer(f: Facts, s: State) -> Finding:
     """Megatron-FSDP turns the distributed optimizer on.
 
-    Bridge does so after its overlap set-up, which has then already passed over the data-parallel settings.
+    Bridge does so from 0.5, after its overlap set-up, which has then already passed over the data-parallel
+    settings; Megatron-LM from 0.18. Older ones leave it off.
 
     Why: Megatron-FSDP works with the distributed optimizer only.
     Fix: set ``ddp.use_distributed_optimizer=true`` yourself.
     """
-    if (
-        not f.fsdp
-        or f.recipe.ddp.use_distributed_optimizer
-        or (f.megatron_lm and f.recipe.optimizer.use_distributed_optimizer)
-    ):
+    said = f.recipe.ddp.use_distributed_optimizer
+    if not f.fsdp or said or (f.recipe.optimizer.use_distributed_optimizer and not f.overlap_setup):
         return None
     subject, fix = "ddp.use_distributed_optimizer", "set ddp.use_distributed_optimizer=true"
-    if f.megatron_lm or not f.overlap_setup:
-        return info(subject, "Megatron-FSDP turns it on", requested=f.recipe.ddp.use_distributed_optimizer, value=True)
+    if f.recipe.optimizer.use_distributed_optimizer:
+        because = "true on optimizer only: Bridge turns ddp's on after the overlap set-up, so nothing overlaps"
+        return warning(subject, because, requested=said, value=True, fix=fix)
+    if not (f.bridge_in(">=0.5.0") or (f.megatron_lm and f.core_in(">=0.18.0rc0"))):
+        because = "Megatron-FSDP works with the distributed optimizer only, and this version does not turn it on"
+        return warning(subject, because, requested=said, value=False, fix=fix)
+    if not f.overlap_setup:
+        return info(subject, "Megatron-FSDP turns it on", requested=said, value=True)
     because = "Megatron-FSDP turns it on after the overlap set-up, so comm_overlap's data-parallel values do not apply"
-    return warning(subject, because, requested=f.recipe.ddp.use_distributed_optimizer, value=True, fix=fix)
+    return warning(subject, because, requested=said, value=True, fix=fix)
 
 
-@rule("FSDP004", source=_SOURCE)
+@rule("FSDP004", source=f"{_SOURCE}; megatron-bridge models/model_provider.py")
 def two_kinds_of_fsdp(f: Facts, s: State) -> Finding:
     """Megatron-FSDP and FSDP2 at once.
 
-    Why: they exclude each other; Bridge raises.
+    Bridge compares the values of ``dist`` in validation, and ddp's when it wraps the model. Megatron-LM's
+    conditions for the two cannot both be met.
+
+    Why: they exclude each other.
     Fix: choose one.
     """
     if not (f.fsdp and f.torch_fsdp2):
         return None
+    late = f.bridge and not f.recipe.dist.use_megatron_fsdp
     return error(
         "dist.use_torch_fsdp2",
         "use_megatron_fsdp and use_torch_fsdp2 are both true",
         fix="set dist.use_torch_fsdp2=false",
         by=MEGATRON_LM if f.megatron_lm else BRIDGE,
-        at="validation",
+        at="construction" if late else "validation",
         requested=True,
         value=True,
     )

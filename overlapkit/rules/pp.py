@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from overlapkit.facts import Facts
 from overlapkit.rules.registry import (
@@ -24,12 +25,24 @@ _SCHEDULES = "megatron-core pipeline_parallel/schedules.py"
 _PARALLEL_CONFIG = "megatron-core model_parallel_config.py"
 
 
+def _requested(f: Facts, name: str) -> Any:
+    """What the user asked for: in comm_overlap, or on the model where Bridge reads nothing else."""
+    asked = getattr(f.asked, name)
+    return getattr(f.recipe.model, name) if asked is None and not f.overlap_setup else asked
+
+
+def _home(f: Facts) -> str:
+    """The section in which the user sets what a rule's fix names."""
+    return "comm_overlap" if f.overlap_setup or f.megatron_lm else "model"
+
+
 @rule("PP001", source=_SETUP, megatron_lm=None)
 def p2p_by_pp_and_vp(f: Facts, s: State) -> Iterable[Verdict]:
     """Bridge sets ``overlap_p2p_comm`` and ``batch_p2p_comm`` from PP and VP.
 
     With PP and VP above 1 sends overlap and are not batched; with PP alone they are batched and do not
-    overlap; without PP both are off. What stood in the model before is overwritten.
+    overlap; without PP both are off. What stood in the model before is overwritten. Virtual stages that
+    only a layout gives are not seen yet.
 
     Why: only an interleaved schedule has another chunk to compute while a message is on its way.
     Fix: set ``virtual_pipeline_model_parallel_size`` above 1 to overlap pipeline messages.
@@ -49,8 +62,12 @@ def p2p_by_pp_and_vp(f: Facts, s: State) -> Iterable[Verdict]:
             (False, True),
             f"PP {pp} without virtual stages: nothing to compute meanwhile, so in one batch",
         )
+    fix, vp = None, f.parallelism.vp
+    if pp > 1 and not interleaved and vp is not None and vp > 1:
+        because = f"Bridge decides before it reads the layout, whose {vp} virtual stages it does not see"
+        fix = f"set model.virtual_pipeline_model_parallel_size={vp}"
     for subject, value in zip((_OVERLAP, _BATCH), values, strict=True):
-        yield info(subject, because, value=value)
+        yield info(subject, because, value=value, fix=fix)
 
 
 @rule("PP002", source=_SETUP, megatron_lm=None)
@@ -80,10 +97,10 @@ def both_p2p_flags(f: Facts, s: State) -> Finding:
     return error(
         _BATCH,
         "overlap_p2p_comm and batch_p2p_comm are both true",
-        fix="set comm_overlap.batch_p2p_comm=false",
+        fix=f"set {_home(f)}.batch_p2p_comm=false",
         by=MEGATRON_CORE,
         at="first_forward",
-        requested=f.asked.batch_p2p_comm,
+        requested=_requested(f, "batch_p2p_comm"),
     )
 
 
@@ -100,32 +117,38 @@ def p2p_overlap_without_virtual_stages(f: Facts, s: State) -> Finding:
     return error(
         _OVERLAP,
         f"PP {f.parallelism.pp} has no virtual stages, and the non-interleaved schedule does not overlap messages",
-        fix="set comm_overlap.overlap_p2p_comm=null, or model.virtual_pipeline_model_parallel_size above 1",
+        fix=f"set {_home(f)}.overlap_p2p_comm=null, or model.virtual_pipeline_model_parallel_size above 1",
         by=MEGATRON_CORE,
         at="first_forward",
-        requested=f.asked.overlap_p2p_comm,
+        requested=_requested(f, "overlap_p2p_comm"),
     )
 
 
-@rule("PP009", source="Megatron-LM training/arguments.py validate_args")
+@rule("PP009", source="Megatron-LM training/arguments.py; megatron-core pipeline_parallel/p2p_communication.py")
 def two_stages_without_overlap(f: Facts, s: State) -> Finding:
-    """PP 2 with virtual stages but without p2p overlap.
+    """PP 2 with virtual stages, and messages in batches that do not overlap.
 
-    Megatron-LM refuses it. Bridge has no such check.
+    Megatron-LM refuses it. Bridge has no such check, and nothing raises.
 
-    Why: the same two ranks would send and receive several messages in one batch, which can be paired
-    wrongly or hang.
+    Why: with two ranks the next and the previous one are the same. A batch sends an activation and a
+    gradient to it, which it receives in the other order: each is taken for the other.
     Fix: overlap the messages, or use PP above 2.
     """
-    if f.parallelism.pp != 2 or not f.interleaved or s[_OVERLAP]:
+    vp = f.parallelism.vp
+    if f.parallelism.pp != 2 or vp is None or vp == 1 or s[_OVERLAP] or not s[_BATCH]:
         return None
-    because = "PP 2 with virtual stages and without overlap: several messages between the same two ranks per batch"
-    fix = "set comm_overlap.overlap_p2p_comm=true" + (
-        "" if f.megatron_lm else " and batch_p2p_comm=false, or leave both null"
+    because = (
+        f"PP 2 with {vp} virtual stages and without overlap: several messages between the same two ranks per batch"
     )
+    asked = _requested(f, "overlap_p2p_comm")
     if f.megatron_lm:
-        return error(_OVERLAP, because, fix=fix, by=MEGATRON_LM, at="validation", requested=f.asked.overlap_p2p_comm)
-    return warning(_OVERLAP, because, fix=fix, requested=f.asked.overlap_p2p_comm)
+        fix = "set comm_overlap.overlap_p2p_comm=true"
+        return error(_OVERLAP, because, fix=fix, by=MEGATRON_LM, at="validation", requested=asked)
+    if f.overlap_setup and f.vp_at_setup == 1:
+        fix = f"set model.virtual_pipeline_model_parallel_size={vp}"
+    else:
+        fix = f"set {_home(f)}.overlap_p2p_comm=true and {_home(f)}.batch_p2p_comm=false"
+    return error(_OVERLAP, f"{because}: activations and gradients are swapped", fix=fix, requested=asked)
 
 
 @rule("PP010", source=_PARALLEL_CONFIG)
@@ -147,7 +170,7 @@ def deferred_embedding_needs(f: Facts, s: State) -> Iterable[Verdict]:
         yield error(
             "model.defer_embedding_wgrad_compute",
             because,
-            fix="set comm_overlap.defer_embedding_wgrad_compute=false",
+            fix=f"set {_home(f)}.defer_embedding_wgrad_compute=false",
             by=MEGATRON_CORE,
             at="validation",
             requested=True,
@@ -173,10 +196,10 @@ def negative_deferral_limit(f: Facts, s: State) -> Finding:
     return error(
         "model.wgrad_deferral_limit",
         because,
-        fix="set comm_overlap.wgrad_deferral_limit=0",
+        fix=f"set {_home(f)}.wgrad_deferral_limit=0",
         by=MEGATRON_CORE,
         at="validation",
-        requested=f.asked.wgrad_deferral_limit,
+        requested=_requested(f, "wgrad_deferral_limit"),
     )
 
 
@@ -210,12 +233,10 @@ def batch_p2p_has_no_flag(f: Facts, s: State) -> Finding:
     asked = f.asked.batch_p2p_comm
     if asked is None or asked == s[_BATCH] or f.parallelism.pp == 1:
         return None
-    return warning(
-        _BATCH,
-        "Megatron-LM takes the opposite of overlap_p2p_comm",
-        requested=asked,
-        fix=f"set comm_overlap.overlap_p2p_comm={str(not asked).lower()}",
-    )
+    fix = f"set comm_overlap.overlap_p2p_comm={str(not asked).lower()}"
+    if not asked and f.parallelism.vp is None:
+        fix = "set model.virtual_pipeline_model_parallel_size above 1, so that messages can overlap"
+    return warning(_BATCH, "Megatron-LM takes the opposite of overlap_p2p_comm", requested=asked, fix=fix)
 
 
 @rule("PP014", source=_PARALLEL_CONFIG)

@@ -7,55 +7,67 @@ from overlapkit.pipeline_layout import layer_problem
 from overlapkit.rules.registry import MEGATRON_CORE, MEGATRON_LM, Finding, State, error, rule
 
 _SCHEDULES = "megatron-core pipeline_parallel/schedules.py"
+_HYBRID_PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")  # these say which stage holds what
 
 
 @rule("PP005", source="megatron-core parallel_state.py initialize_model_parallel; Megatron-LM training/arguments.py")
 def virtual_stages_without_pp(f: Facts, s: State) -> Finding:
     """Virtual stages need more than one pipeline stage.
 
-    Why: Megatron-Core refuses any ``virtual_pipeline_model_parallel_size`` at PP 1, also 1.
+    They come from ``virtual_pipeline_model_parallel_size`` or from a layout with more stages than PP.
+
+    Why: an interleaved schedule interleaves pipeline stages. Megatron-Core refuses any number of virtual
+    stages at PP 1, also 1; Megatron-LM takes 1 for none.
     Fix: set it to null, or raise PP.
     """
-    vp = f.recipe.model.virtual_pipeline_model_parallel_size
-    if f.parallelism.pp > 1 or vp is None or (f.megatron_lm and vp == 1):
+    vp = f.parallelism.vp
+    if f.parallelism.pp > 1 or vp is None:
         return None
+    from_layout = f.recipe.model.virtual_pipeline_model_parallel_size is None
+    name = "pipeline_model_parallel_layout" if from_layout else "virtual_pipeline_model_parallel_size"
+    said = getattr(f.recipe.model, name)
     return error(
-        "model.virtual_pipeline_model_parallel_size",
+        f"model.{name}",
         f"VP {vp} with PP 1: an interleaved schedule needs PP above 1",
-        fix="set model.virtual_pipeline_model_parallel_size=null, or raise pipeline_model_parallel_size",
+        fix=f"set model.{name}=null, or raise pipeline_model_parallel_size",
         by=MEGATRON_LM if f.megatron_lm else MEGATRON_CORE,
         at="validation" if f.megatron_lm else "initialize_model_parallel",
-        requested=vp,
-        value=vp,
+        requested=said,
+        value=said,
     )
 
 
-@rule("PP006", source="megatron-core transformer/transformer_block.py and transformer_config.py")
+@rule(
+    "PP006",
+    source="megatron-core transformer/transformer_config.py and transformer_block.py; Megatron-LM "
+    "training/arguments.py; megatron-bridge models/gpt_provider.py",
+)
 def layers_do_not_split(f: Facts, s: State) -> Finding:
-    """The layers do not split evenly over PP and VP.
+    """The layers do not split over PP and VP.
 
     ``num_layers`` must be a multiple of PP times VP, unless first or last stages, an account for
-    embedding and loss, or an explicit layout say otherwise; these have to fit as well.
+    embedding and loss, or an explicit layout say otherwise; these have to fit as well, and to stand alone.
 
-    Why: every stage and chunk builds the same number of layers; old versions dropped the rest and
-    trained a smaller model.
+    Why: every stage and chunk builds the same number of layers. What no framework checks trains a model of
+    another size: first and last stages that leave layers without a stage, before Megatron-Core 0.16.
     Fix: change PP or VP, or give a ``pipeline_model_parallel_layout``.
     """
-    if f.recipe.model.is_hybrid_model:
+    if f.recipe.model.is_hybrid_model or any(f.written(f"model.{name}") for name in _HYBRID_PATTERNS):
         return None
-    problem = layer_problem(f.recipe.model, f.stages, f.parallelism.pp, f.parallelism.vp)
+    problem = layer_problem(f)
     if problem is None:
         return None
-    because, raised_at = problem
-    in_parser = f.megatron_lm and f.stages is None and f.parallelism.vp is None
+    layers = f.recipe.model.num_layers
     return error(
-        "model.num_layers",
-        because,
-        fix="change pipeline_model_parallel_size or virtual_pipeline_model_parallel_size, or give a layout",
-        by=MEGATRON_LM if in_parser else MEGATRON_CORE,
-        at="validation" if in_parser else raised_at,
-        requested=f.recipe.model.num_layers,
-        value=f.recipe.model.num_layers,
+        "model.pipeline_model_parallel_layout" if f.stages is not None else "model.num_layers",
+        problem.because,
+        fix="mend model.pipeline_model_parallel_layout"
+        if f.stages is not None
+        else "change pipeline_model_parallel_size or virtual_pipeline_model_parallel_size, or give a layout",
+        by=problem.by,
+        at=problem.at,
+        requested=f.recipe.model.pipeline_model_parallel_layout if f.stages is not None else layers,
+        value=f.recipe.model.pipeline_model_parallel_layout if f.stages is not None else layers,
     )
 
 
@@ -75,18 +87,16 @@ def too_few_microbatches(f: Facts, s: State) -> Finding:
     group = _group(f)
     if pp <= group <= count:
         return None
-    what = (
-        f"at least {group} microbatches are needed" if group > count else f"the group {group} is smaller than PP {pp}"
-    )
-    return error(
-        "train.global_batch_size" if group > count else "model.microbatch_group_size_per_vp_stage",
-        f"{what}, there are {count} per step",
-        fix=f"raise train.global_batch_size to {max(group, pp) * _batch_of_one(f)} or more",
-        by=MEGATRON_CORE,
-        at="first_forward",
-        requested=f.recipe.train.global_batch_size,
-        value=f.recipe.train.global_batch_size,
-    )
+    value: int | None
+    if group < pp:
+        subject, value = "model.microbatch_group_size_per_vp_stage", group
+        because = f"groups of {group} microbatches are smaller than PP {pp}"
+        fix = "set model.microbatch_group_size_per_vp_stage=null"
+    else:
+        subject, value = "train.global_batch_size", f.recipe.train.global_batch_size
+        because = f"at least {group} microbatches are needed, there are {count} per step"
+        fix = f"raise train.global_batch_size to {group * _batch_of_one(f)} or more"
+    return error(subject, because, fix=fix, by=MEGATRON_CORE, at="first_forward", requested=value, value=value)
 
 
 def _group(f: Facts) -> int:

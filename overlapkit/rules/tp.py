@@ -9,6 +9,7 @@ from __future__ import annotations
 from overlapkit.facts import Facts
 from overlapkit.recipe.sections import AUTO
 from overlapkit.rules.registry import (
+    BRIDGE,
     KEEP,
     MEGATRON_CORE,
     MEGATRON_LM,
@@ -91,11 +92,15 @@ def tp_without_sequence_parallel(f: Facts, s: State) -> Finding:
     return _gated(f, "sequence_parallel is false", "set model.sequence_parallel=true")
 
 
-@rule("TP003", source="megatron-bridge training/comm_overlap.py; Megatron-LM training/initialize.py")
+@rule(
+    "TP003",
+    source="megatron-bridge training/comm_overlap.py and training/initialize.py; Megatron-LM training/initialize.py",
+)
 def tp_without_transformer_engine(f: Facts, s: State) -> Finding:
     """TP overlap needs Transformer Engine.
 
-    Bridge turns it off and logs a line; Megatron-LM raises when it sets up the buffers.
+    Bridge turns it off and logs a line. Megatron-LM, and Bridge without ``comm_overlap``, raise when they set
+    up the buffers.
 
     Why: userbuffers are Transformer Engine's.
     Fix: install Transformer Engine in the training container, or name its version under ``software``.
@@ -103,8 +108,9 @@ def tp_without_transformer_engine(f: Facts, s: State) -> Finding:
     if not s[OVERLAP] or f.versions.transformer_engine is not None:
         return None
     because, fix = "Transformer Engine is not installed", "install transformer-engine in the container"
-    if f.tp_request is True and f.megatron_lm:
-        return error(OVERLAP, because, fix=fix, by=MEGATRON_LM, at="initialize_ub", requested=True)
+    if f.tp_request is True and not f.overlap_setup:
+        by = MEGATRON_LM if f.megatron_lm else BRIDGE
+        return error(OVERLAP, because, fix=fix, by=by, at="initialize_ub", requested=True)
     return _gated(f, because, fix)
 
 
@@ -123,7 +129,7 @@ def leaves_nvlink_domain(f: Facts, s: State) -> Finding:
     tp = f.parallelism.tp
     if not s[OVERLAP] or tp == 1:
         return None
-    domain, node = f.nvlink_domain_size, f.gpus_per_node
+    domain, node = _nvlink_domain(f), f.gpus_per_node
     if domain is not None and tp > domain:
         return obstacle(
             f,
@@ -146,6 +152,15 @@ def leaves_nvlink_domain(f: Facts, s: State) -> Finding:
         by=TRANSFORMER_ENGINE,
         at="initialize_ub",
     )
+
+
+def _nvlink_domain(f: Facts) -> int | None:
+    """GPUs that NVLink connects: as the recipe says, else of a smaller node than usual no more than it has."""
+    domain, node = f.nvlink_domain_size, f.gpus_per_node
+    if f.recipe.cluster.nvlink_domain_size is not None or f.gpu is None or domain is None or node is None:
+        return domain
+    rack_wide = f.gpu.gpus_per_node is not None and domain > f.gpu.gpus_per_node
+    return domain if rack_wide else min(domain, node)
 
 
 @rule("TP005", source="transformer-engine pytorch/module/base.py initialize_ub")

@@ -7,7 +7,17 @@ from typing import Any
 
 from overlapkit.facts import Facts
 from overlapkit.recipe.sections import AUTO
-from overlapkit.rules.registry import MEGATRON_LM, TRANSFORMER_ENGINE, Finding, State, error, rule, warning
+from overlapkit.rules.registry import (
+    MEGATRON_CORE,
+    MEGATRON_LM,
+    TRANSFORMER_ENGINE,
+    Finding,
+    State,
+    error,
+    info,
+    rule,
+    warning,
+)
 from overlapkit.rules.tp import OFF, OVERLAP, drawback, obstacle
 
 # The method of each buffer that Transformer Engine builds when the configuration does not name it.
@@ -58,7 +68,7 @@ def no_cuda_multicast(f: Facts, s: State) -> Finding:
             )
         return None
     because = f"no CUDA multicast on {_where(f)}"
-    exported = warning(
+    exported = (info if f.tp_request == AUTO else warning)(
         "env.UB_SKIPMC",
         f"{because}: CUDA IPC instead, which may be slower",
         value="1",
@@ -120,7 +130,7 @@ def bootstrap_not_compiled(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("UB019", source="transformer-engine common/comm_gemm_overlap/userbuffers/userbuffers.cu callranks")
+@rule("UB019", source="transformer-engine common/comm_gemm_overlap/userbuffers/userbuffers.cu callranks", te=">=1.0")
 def tp_size_without_kernels(f: Facts, s: State) -> Finding:
     """A TP size for which Transformer Engine has no userbuffers kernels.
 
@@ -145,100 +155,7 @@ def tp_size_without_kernels(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("UB023", source="transformer-engine common/comm_gemm_overlap/comm_gemm_overlap.cpp")
-def tokens_not_divisible(f: Facts, s: State) -> Finding:
-    """The tokens of a microbatch do not split over the TP group.
-
-    ``seq_length * micro_batch_size / context_parallel_size`` must be a multiple of TP.
-
-    Why: a userbuffer of [tokens, hidden] is cut into TP chunks.
-    Fix: change the sequence length, the microbatch or TP.
-    """
-    tokens, tp = f.tokens_per_rank, f.parallelism.tp
-    if not s[OVERLAP] or tokens is None or tokens % tp == 0:
-        return None
-    return obstacle(
-        f,
-        f"{_shape(f)} does not split into TP {tp} chunks",
-        fix="set model.seq_length so that seq_length * micro_batch_size / CP is a multiple of TP",
-        by=TRANSFORMER_ENGINE,
-        at="first_forward",
-    )
-
-
-def _shape(f: Facts) -> str:
-    """The userbuffer's shape in words."""
-    tokens = "?" if f.tokens_per_rank is None else f"{f.tokens_per_rank}"
-    hidden = f.recipe.model.hidden_size
-    return f"a buffer of [{tokens} tokens, {'?' if hidden is None else hidden}]"
-
-
-@rule("UB024", source="transformer-engine pytorch/csrc/extensions/comm_gemm_overlap.cpp")
-def token_count_varies(f: Facts, s: State) -> Finding:
-    """The number of tokens differs between microbatches.
-
-    Variable sequence lengths, packing without padding to a constant length, or another microbatch size in
-    evaluation.
-
-    Why: the userbuffer is allocated once, as [seq_length * micro_batch_size / CP, hidden], and every
-    microbatch must fill it exactly; the first that does not raises.
-    Fix: pad every microbatch to one length that TP divides, or turn TP overlap off.
-    """
-    if not s[OVERLAP]:
-        return None
-    reason = _varies(f)
-    if reason is None:
-        return None
-    return obstacle(
-        f,
-        f"{reason}, and {_shape(f)} must be filled exactly",
-        fix="pad to a constant length (dataset.pad_to_max_length=true), or comm_overlap.tp_comm_overlap=false",
-        by=TRANSFORMER_ENGINE,
-        at="first_forward",
-    )
-
-
-def _varies(f: Facts) -> str | None:
-    """Why the token count is not constant; None when nothing says so."""
-    model, data = f.recipe.model, f.recipe.dataset
-    kwargs = data.dataset_kwargs if isinstance(data.dataset_kwargs, dict) else {}
-    padded = bool(data.pad_to_max_length) or kwargs.get("pad_to_max_length") is True
-    if model.variable_seq_lengths:
-        return "variable_seq_lengths is true"
-    if data.pack_sequences_in_batch or data.enable_in_batch_packing:
-        return "sequences are packed within the batch"
-    if (data.packed_sequence_specs is not None or data.enable_offline_packing) and not padded:
-        return "packed sequences are not padded to the maximum"
-    micro, evaluated = f.recipe.train.micro_batch_size, f.recipe.validation.eval_micro_batch_size
-    if micro is not None and evaluated is not None and micro != evaluated:
-        return f"evaluation runs microbatches of {evaluated}, training of {micro}"
-    return None
-
-
-@rule("UB025", source="transformer-engine pytorch/module/base.py", te=">=2.4")
-def mxfp8_blocks(f: Facts, s: State) -> Finding:
-    """MXFP8 userbuffers need dimensions in multiples of 128.
-
-    Both the hidden size and the tokens of a TP chunk.
-
-    Why: an MXFP8 tensor has one scale per block, and a chunk must hold whole blocks.
-    Fix: choose sizes that 128 divides, or turn TP overlap off.
-    """
-    if not s[OVERLAP] or f.precision.fp8_recipe != "mxfp8" or f.parallelism.tp == 1:
-        return None
-    hidden, tokens, tp = f.recipe.model.hidden_size, f.tokens_per_rank, f.parallelism.tp
-    wrong = []
-    if hidden is not None and hidden % 128:
-        wrong.append(f"hidden_size {hidden}")
-    if tokens is not None and tokens % tp == 0 and (tokens // tp) % 128:
-        wrong.append(f"{tokens // tp} tokens of a TP chunk")
-    if not wrong:
-        return None
-    because = f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not a multiple of 128"
-    return obstacle(f, because, by=TRANSFORMER_ENGINE, at="first_forward")
-
-
-@rule("UB026", source="transformer-engine pytorch/module/base.py")
+@rule("UB026", source="transformer-engine pytorch/module/base.py", te=">=1.0")
 def quantizer_without_userbuffers(f: Facts, s: State) -> Finding:
     """A quantization that userbuffers cannot gather: blockwise FP8, NVFP4, a custom quantizer.
 
@@ -285,55 +202,82 @@ def delayed_wgrad_with_bulk(f: Facts, s: State) -> Finding:
 
 @rule(
     "UB033",
-    source="Megatron-LM training/initialize.py; transformer-engine 2.7",
-    bridge=None,
+    source="megatron-bridge training/initialize.py; Megatron-LM training/initialize.py",
+    bridge=">=0.2.0,<0.6.0",
     megatron_lm=">=0.15.0",
     te=">=2.7,<2.8",
 )
 def quantization_modes_missing(f: Facts, s: State) -> Finding:
-    """Megatron-LM with Megatron-Core 0.15 or newer and Transformer Engine 2.7.
+    """Transformer Engine 2.7 under Bridge before 0.6, or under Megatron-LM with core 0.15 or newer.
 
-    Why: it asks for quantization modes from Transformer Engine 2.7.0 on, but they came with 2.8: an
-    AttributeError when the buffers are set up. Bridge asks from 2.8.
+    Why: both ask for quantization modes from Transformer Engine 2.7.0 on, but they came with 2.8: an
+    AttributeError when the buffers are set up. Bridge 0.6 asks from 2.8.
     Fix: use Transformer Engine 2.8.
     """
     if not s[OVERLAP]:
         return None
+    who = "Megatron-LM" if f.megatron_lm else f"Bridge {f.versions.megatron_bridge}"
     return obstacle(
         f,
-        f"Megatron-LM asks for quantization modes, which transformer-engine {f.versions.transformer_engine} lacks",
+        f"{who} asks for quantization modes, which transformer-engine {f.versions.transformer_engine} lacks",
         fix=f"use transformer-engine 2.8 or newer, or {OFF}",
-        by=MEGATRON_LM,
+        by=MEGATRON_LM if f.megatron_lm else TRANSFORMER_ENGINE,
         at="initialize_ub",
     )
 
 
-@rule("UB035", source="megatron-core extensions/transformer_engine.py TELinear", core=">=0.13.0")
-def layer_names_switch_it_off(f: Facts, s: State) -> Finding:
-    """Layers whose names userbuffers do not know switch TP overlap off while the model is built.
+@rule(
+    "UB035",
+    source="megatron-core extensions/transformer_engine.py TELinear, transformer/multi_token_prediction.py and "
+    "transformer/multi_latent_attention.py",
+)
+def layers_without_buffers(f: Facts, s: State) -> Finding:
+    """Layers whose linears are none of the qkv, proj, fc1 and fc2 that userbuffers know.
 
-    Multi-latent attention (its down and up projections), multi-token prediction and heterogeneous blocks
-    have Transformer Engine linears beyond qkv, proj, fc1 and fc2.
+    Multi-latent attention (its down and up projections), multi-token prediction (``eh_proj``), and blocks of
+    a heterogeneous model that are replaced by one linear.
 
-    Why: Megatron-Core then sets ``tp_comm_overlap`` to false on the configuration that all later layers of
-    that rank share, with no more than a warning. The settings here are those before the model is built.
+    Why: where such a linear has a name of its own, Megatron-Core sets ``tp_comm_overlap`` to false on the
+    configuration that all later layers of that rank share, with no more than a warning; the settings here
+    are those before the model is built. Where it has none, an assertion stops the construction: MTP before
+    core 0.17, MLA before 0.13.
     Fix: do not ask for TP overlap with these layers, or check ``model.config.tp_comm_overlap`` after the
     model is built.
     """
     if not s[OVERLAP]:
         return None
+    nameless = _nameless_linear(f)
+    if nameless is not None:
+        return obstacle(
+            f,
+            f"{nameless} without a buffer's name in megatron-core {f.versions.megatron_core}",
+            fix=f"use a newer Megatron-Core, or {OFF}",
+            by=MEGATRON_CORE,
+            at="construction",
+        )
+    verify = "verify model.config.tp_comm_overlap after the model is built, or comm_overlap.tp_comm_overlap=false"
+    layers = _layers_that_switch_off(f)
+    if layers:
+        because = f"{' and '.join(layers)}: Megatron-Core turns TP overlap off for the layers after it"
+        return drawback(f, f"{because} while it builds the model", fix=verify)
+    if f.recipe.model.heterogeneous_block_specs:
+        return drawback(f, "heterogeneous blocks: one that is replaced by a linear has no userbuffer", fix=OFF)
+    return None
+
+
+def _nameless_linear(f: Facts) -> str | None:
     model = f.recipe.model
-    layers = []
-    if model.multi_latent_attention:
-        layers.append("multi-latent attention")
+    if model.multi_latent_attention and f.core_in("<0.13.0"):
+        return "multi-latent attention has projections"
+    # An MLA layer before it has turned the overlap off already.
+    if model.mtp_num_layers and not model.multi_latent_attention and f.core_in("<0.17.0"):
+        return "multi-token prediction has a projection"
+    return None
+
+
+def _layers_that_switch_off(f: Facts) -> list[str]:
+    model = f.recipe.model
+    layers = ["multi-latent attention"] if model.multi_latent_attention else []
     if model.mtp_num_layers:
         layers.append(f"{model.mtp_num_layers} MTP layer{'s' if model.mtp_num_layers > 1 else ''}")
-    if model.heterogeneous_block_specs:
-        layers.append("heterogeneous blocks")
-    if not layers:
-        return None
-    return drawback(
-        f,
-        f"{' and '.join(layers)}: Megatron-Core turns TP overlap off for the layers after it while it builds the model",
-        fix="verify model.config.tp_comm_overlap after the model is built, or comm_overlap.tp_comm_overlap=false",
-    )
+    return layers

@@ -18,8 +18,8 @@ _CFG = "model.tp_comm_overlap_cfg"
 _ASKED = "comm_overlap.tp_comm_overlap_cfg"
 _PRESET = "preset"
 _DEFAULTS = "transformer-engine pytorch/module/base.py initialize_ub; megatron-bridge training/comm_overlap.py"
-# Differences that make a preset another machine's or another model's; the rest is a matter of degree.
-_WEIGHTY = ("gpu", "precision", "hidden_size", "tensor_model_parallel_size", "lora")
+# Differences that make a preset another model's; the rest, a GPU of the same family included, is a matter of degree.
+_WEIGHTY = ("precision", "hidden_size", "tensor_model_parallel_size", "lora")
 
 
 @rule("UB101", source=_DEFAULTS)
@@ -64,7 +64,7 @@ def preset_made_for_something_else(f: Facts, s: State) -> Finding:
         return None
     requested = f.asked.tp_comm_overlap_cfg
     because = f"{f.preset.name} was made for {_made_for(f.preset.differs)}"
-    weighty = [name for name in f.preset.differs if name in _WEIGHTY and name != "gpu"]
+    weighty = any(name in _WEIGHTY for name in f.preset.differs) or _another_family(f)
     if f.preset.match == "nearest":
         return info(_PRESET, f"nearest preset: {because}", value=f.preset.name, requested=requested)
     asked = requested if isinstance(requested, str) else None
@@ -72,6 +72,12 @@ def preset_made_for_something_else(f: Facts, s: State) -> Finding:
         fix = "set comm_overlap.tp_comm_overlap_cfg=auto"
         return warning(_PRESET, because, value=f.preset.name, requested=asked, fix=fix)
     return info(_PRESET, because, value=f.preset.name, requested=asked)
+
+
+def _another_family(f: Facts) -> bool:
+    """Whether the preset's GPU is not the one that presets for this GPU come from."""
+    theirs, _ = f.preset.differs.get("gpu", (None, None))
+    return theirs is not None and f.gpu is not None and theirs != f.gpu.preset_family
 
 
 def _made_for(differs: Mapping[str, tuple[Any, Any]]) -> str:

@@ -1,0 +1,142 @@
+"""UB: whether every microbatch fills the userbuffers exactly."""
+
+from __future__ import annotations
+
+from overlapkit.facts import Facts
+from overlapkit.rules.registry import TRANSFORMER_ENGINE, Finding, State, rule
+from overlapkit.rules.tp import OFF, OVERLAP, obstacle
+
+# Dataset classes of Bridge that yield samples of different lengths unless they are padded.
+_TEXT_SFT = ("FinetuningDatasetConfig", "HFDatasetConfig", "GPTSFTDatasetConfig")  # padded by dataset_kwargs
+_DIRECT_SFT = ("DirectHFSFTDatasetConfig", "EnergonDatasetConfig")  # from 0.6, padded by their own field
+_CONVERSATIONS = ("HFDatasetConversationProvider", "PreloadedVLMConversationProvider")  # up to 0.5
+
+
+@rule("UB023", source="transformer-engine common/comm_gemm_overlap/comm_gemm_overlap.cpp")
+def tokens_not_divisible(f: Facts, s: State) -> Finding:
+    """The tokens of a microbatch do not split over the TP group.
+
+    ``seq_length * micro_batch_size / context_parallel_size`` must be a multiple of TP.
+
+    Why: a userbuffer of [tokens, hidden] is cut into TP chunks.
+    Fix: change the sequence length, the microbatch or TP.
+    """
+    tokens, tp = f.tokens_per_rank, f.parallelism.tp
+    if not s[OVERLAP] or tokens is None or tokens % tp == 0:
+        return None
+    return obstacle(
+        f,
+        f"{_shape(f)} does not split into TP {tp} chunks",
+        fix="set model.seq_length so that seq_length * micro_batch_size / CP is a multiple of TP",
+        by=TRANSFORMER_ENGINE,
+        at="first_forward",
+    )
+
+
+def _shape(f: Facts) -> str:
+    """The userbuffer's shape in words."""
+    tokens = "?" if f.tokens_per_rank is None else f"{f.tokens_per_rank}"
+    hidden = f.recipe.model.hidden_size
+    return f"a buffer of [{tokens} tokens, {'?' if hidden is None else hidden}]"
+
+
+@rule(
+    "UB024",
+    source="transformer-engine pytorch/csrc/extensions/comm_gemm_overlap.cpp; megatron-bridge training/config.py, "
+    "training/vlm_step.py and data/datasets",
+)
+def token_count_varies(f: Facts, s: State) -> Finding:
+    """The number of tokens differs between microbatches.
+
+    Variable sequence lengths, packing or fine-tuning samples without padding to a constant length, or another
+    microbatch size in evaluation. Bridge pads the samples of its multimodal datasets itself with PP above 1,
+    from 0.5 with EP above 1 too; text fine-tuning and packed sequences never.
+
+    Why: the userbuffer is allocated once, as [seq_length * micro_batch_size / CP, hidden], and every
+    microbatch must fill it exactly; the first that does not raises.
+    Fix: pad every microbatch to one length that TP divides, or turn TP overlap off.
+    """
+    if not s[OVERLAP]:
+        return None
+    found = _varies(f) or _evaluation_differs(f)
+    if found is None:
+        return None
+    reason, fix = found
+    return obstacle(
+        f,
+        f"{reason}, and {_shape(f)} must be filled exactly",
+        fix=f"{fix}, or comm_overlap.tp_comm_overlap=false" if fix else OFF,
+        by=TRANSFORMER_ENGINE,
+        at="first_forward",
+    )
+
+
+def _varies(f: Facts) -> tuple[str, str | None] | None:
+    """Why the token count of training is not constant and how to mend it; None when nothing says so."""
+    data, pad = f.recipe.dataset, "set dataset.dataset_kwargs.pad_to_max_length=true"
+    if f.recipe.model.variable_seq_lengths:
+        return "variable_seq_lengths is true", "pad to a constant length and set model.variable_seq_lengths=false"
+    if data.pack_sequences_in_batch or data.enable_in_batch_packing:
+        return "sequences are packed within the batch", "pad each sample to one length instead of packing"
+    specs = data.packed_sequence_specs if data.packed_sequence_specs is not None else data.offline_packing_specs
+    if specs is not None or data.enable_offline_packing:
+        if not _padded(f):
+            return "packed sequences are not padded to the maximum", pad
+        return _packed_to_another_length(f, specs)
+    if data.kind in _TEXT_SFT and not _padded(f):
+        return "the samples of fine-tuning are not padded to the maximum", pad
+    if data.kind in _DIRECT_SFT and not _padded(f) and not _padded_by_bridge(f):
+        return "the samples of fine-tuning are not padded to the maximum", "set dataset.pad_to_max_length=true"
+    if data.kind in _CONVERSATIONS and not _padded_by_bridge(f):
+        return "the samples of fine-tuning are padded to a multiple of 128 only", None
+    return None
+
+
+def _padded(f: Facts) -> bool:
+    data = f.recipe.dataset
+    kwargs = data.dataset_kwargs if isinstance(data.dataset_kwargs, dict) else {}
+    return bool(data.pad_to_max_length) or kwargs.get("pad_to_max_length") is True
+
+
+def _padded_by_bridge(f: Facts) -> bool:
+    """Whether Bridge pads multimodal samples to ``seq_length`` because stages or experts want fixed shapes."""
+    return f.parallelism.pp > 1 or (f.parallelism.ep > 1 and f.bridge_in(">=0.5.0"))
+
+
+def _packed_to_another_length(f: Facts, specs: object) -> tuple[str, str] | None:
+    packed = specs.get("packed_sequence_size") if isinstance(specs, dict) else None
+    length = f.recipe.model.seq_length
+    if not isinstance(packed, int) or packed <= 0 or length is None or packed == length:
+        return None
+    return f"packed sequences have {packed} tokens where seq_length is {length}", f"set model.seq_length={packed}"
+
+
+def _evaluation_differs(f: Facts) -> tuple[str, str] | None:
+    micro, evaluated = f.recipe.train.micro_batch_size, f.recipe.validation.eval_micro_batch_size
+    if micro is None or evaluated is None or micro == evaluated:
+        return None
+    reason = f"evaluation runs microbatches of {evaluated}, training of {micro}"
+    return reason, f"set validation.eval_micro_batch_size={micro}"
+
+
+@rule("UB025", source="transformer-engine pytorch/module/base.py", te=">=2.4")
+def mxfp8_blocks(f: Facts, s: State) -> Finding:
+    """MXFP8 userbuffers need dimensions in multiples of 128.
+
+    Both the hidden size and the tokens of a TP chunk.
+
+    Why: an MXFP8 tensor has one scale per block, and a chunk must hold whole blocks.
+    Fix: choose sizes that 128 divides, or turn TP overlap off.
+    """
+    if not s[OVERLAP] or f.precision.fp8_recipe != "mxfp8" or f.parallelism.tp == 1:
+        return None
+    hidden, tokens, tp = f.recipe.model.hidden_size, f.tokens_per_rank, f.parallelism.tp
+    wrong = []
+    if hidden is not None and hidden % 128:
+        wrong.append(f"hidden_size {hidden}")
+    if tokens is not None and tokens % tp == 0 and (tokens // tp) % 128:
+        wrong.append(f"{tokens // tp} tokens of a TP chunk")
+    if not wrong:
+        return None
+    because = f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not a multiple of 128"
+    return obstacle(f, because, by=TRANSFORMER_ENGINE, at="first_forward")
