@@ -221,43 +221,35 @@ def graph_registration(f: Facts, s: State) -> Finding:
     Why: NCCL would register graph memory that the allocator can move; Megatron-Core asserts it.
     Fix: export ``NCCL_GRAPH_REGISTER=0``.
     """
-    if f.recipe.env_vars is None or "expandable_segments:True" not in (_said(f, "PYTORCH_CUDA_ALLOC_CONF") or ""):
+    conf = _said(f, "PYTORCH_CUDA_ALLOC_CONF")
+    if f.graph_impl == "none" or "expandable_segments:True" not in (conf or ""):
         return None
-    local = f.graph_impl == "local" and not f.full_iteration_graph
-    if f.graph_impl != "transformer_engine" and not local:
-        return None
-    by, at = (MEGATRON_CORE, "construction") if local else _meets_graphs(f)
     if f.core_in("<0.16.0"):
         return error(
             "env_vars.PYTORCH_CUDA_ALLOC_CONF",
-            f"CUDA graphs of megatron-core {f.versions.megatron_core} exclude expandable segments",
+            f"CUDA graphs with megatron-core {f.versions.megatron_core} exclude expandable segments",
             fix="take expandable_segments:True out of env_vars.PYTORCH_CUDA_ALLOC_CONF",
-            by=by,
-            at=at,
-            requested=_said(f, "PYTORCH_CUDA_ALLOC_CONF"),
+            by=MEGATRON_LM if f.megatron_lm else MEGATRON_CORE,
+            at="validation" if f.megatron_lm else "construction" if f.graph_impl == "local" else "first_forward",
+            requested=conf,
         )
     said = _said(f, "NCCL_GRAPH_REGISTER")
-    if said == "0" or (local and not _before_blackwell(f)):
+    if said == "0" or not (f.graph_impl == "transformer_engine" or _core_checks_its_own(f)):
         return None
-    whose = "Megatron-Core's" if local else "Transformer Engine's"
+    in_arguments = f.megatron_lm and f.graph_impl == "transformer_engine"
+    whose = "Transformer Engine's" if f.graph_impl == "transformer_engine" else "Megatron-Core's"
     return error(
         "env_vars.NCCL_GRAPH_REGISTER",
         f"{whose} CUDA graphs with expandable segments need 0",
         fix="set env_vars.NCCL_GRAPH_REGISTER=0",
-        by=by,
-        at=at,
+        by=MEGATRON_LM if in_arguments else MEGATRON_CORE,
+        at="validation" if in_arguments else "construction" if f.graph_impl == "local" else "first_forward",
         requested=said,
         value="0",
     )
 
 
-def _meets_graphs(f: Facts) -> tuple[str, str]:
-    """Who refuses Transformer Engine's graphs: Megatron-LM's arguments, else the helper before the first step."""
-    if f.megatron_lm and f.core_in(">=0.16.0"):
-        return MEGATRON_LM, "validation"
-    return MEGATRON_CORE, "first_forward"
-
-
-def _before_blackwell(f: Facts) -> bool:
-    """Where Megatron-Core's own graphs make the check."""
-    return f.core_in("<0.19.0") and f.gpu is not None and not f.gpu.blackwell_or_newer
+def _core_checks_its_own(f: Facts) -> bool:
+    """Megatron-Core's own graphs of layers make the check before Blackwell, up to 0.18."""
+    own = f.graph_impl == "local" and not f.full_iteration_graph
+    return own and f.core_in("<0.19.0") and f.gpu is not None and not f.gpu.blackwell_or_newer

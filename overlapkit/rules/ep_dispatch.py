@@ -120,7 +120,7 @@ def dispatcher_backend_on_gpu(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("EP027", source="megatron-core transformer/moe/token_dispatcher.py", core=">=0.14.0")
+@rule("EP027", source="megatron-core transformer/moe/token_dispatcher.py")
 def flex_without_backend(f: Facts, s: State) -> Finding:
     """The flex dispatcher without a backend.
 
