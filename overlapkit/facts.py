@@ -114,7 +114,7 @@ def derive(recipe: Recipe) -> Facts:
     request = tp_overlap_request(recipe, megatron_lm=megatron_lm)
     wanted = _wanted(recipe, gpu, parallelism, precision)
     preset, userbuffers = choose_userbuffers(recipe, asked, wanted, place, wanted_at_all=request is not False)
-    dist_opt_at_setup, dist_opt = _distributed_optimizer(recipe, megatron_lm=megatron_lm)
+    dist_opt_at_setup, dist_opt = _distributed_optimizer(recipe, versions)
     graph_impl, graph_modules, full_iteration = _cuda_graphs(recipe)
     return Facts(
         recipe=recipe,
@@ -138,7 +138,7 @@ def derive(recipe: Recipe) -> Facts:
         tokens_per_rank=wanted.tokens_per_rank,
         dist_opt_at_setup=dist_opt_at_setup,
         dist_opt=dist_opt,
-        fsdp=_megatron_fsdp(recipe),
+        fsdp=_megatron_fsdp(recipe, versions),
         torch_fsdp2=bool(recipe.dist.use_torch_fsdp2),
         dispatcher=recipe.model.moe_token_dispatcher_type or "allgather",
         flex_backend=_flex_backend(recipe),
@@ -264,16 +264,23 @@ def _wanted(recipe: Recipe, gpu: Gpu | None, parallelism: Parallelism, precision
     )
 
 
-def _megatron_fsdp(recipe: Recipe) -> bool:
-    return bool(recipe.ddp.use_megatron_fsdp or recipe.dist.use_megatron_fsdp or recipe.ddp.use_custom_fsdp)
+def _megatron_fsdp(recipe: Recipe, versions: Versions) -> bool:
+    """``use_custom_fsdp`` was its name before core 0.14, and is read by nothing since."""
+    old_name = recipe.ddp.use_custom_fsdp and versions.megatron_core in _range("<0.14.0")
+    return bool(recipe.ddp.use_megatron_fsdp or recipe.dist.use_megatron_fsdp or old_name)
 
 
-def _distributed_optimizer(recipe: Recipe, *, megatron_lm: bool) -> tuple[bool, bool]:
-    """Whether it is on when Bridge's set-up looks (it reads ddp's flag), and after validation."""
+def _distributed_optimizer(recipe: Recipe, versions: Versions) -> tuple[bool, bool]:
+    """Whether it is on when Bridge's set-up looks (it reads ddp's flag), and after validation.
+
+    Megatron-FSDP turns it on from Bridge 0.5 (training/config.py) and in Megatron-LM from core 0.18.
+    """
     ddp = bool(recipe.ddp.use_distributed_optimizer)
     either = ddp or bool(recipe.optimizer.use_distributed_optimizer)
-    final = either or _megatron_fsdp(recipe)
-    return (final if megatron_lm else ddp), final
+    bridge = versions.megatron_bridge
+    forces = bridge in _range(">=0.5.0") if bridge is not None else versions.megatron_core in _range(">=0.18.0rc0")
+    final = either or (forces and _megatron_fsdp(recipe, versions))
+    return (final if bridge is None else ddp), final
 
 
 def _flex_backend(recipe: Recipe) -> str | None:

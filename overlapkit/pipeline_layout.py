@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MAX_LENGTH = 20_000
 _LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
-_GROUP = re.compile(r"\(([^)]+)\)\*(\d{1,6})")
+_GROUP = re.compile(r"\(([^()]+)\)\*(\d{1,6})")
 _SINGLE = re.compile(r"(.)\*(\d{1,6})")
 
 

@@ -115,10 +115,9 @@ def choose_nearest(wanted: Wanted) -> tuple[PresetChoice, Mapping[str, Any] | No
         return NO_PRESET, None
     best = min(candidates, key=lambda preset: (not preset.lora, _distance(preset, tokens), preset.name))
     differs = _differences(best, wanted)
-    twins = tuple(preset.name for preset in candidates if preset is not best and preset.userbuffers == best.userbuffers)
     choice = PresetChoice(
         name=best.name,
-        aliases=twins,
+        aliases=_twins(best),
         match="nearest" if differs else "exact",
         differs=differs,
         provenance=best.provenance,
@@ -136,7 +135,7 @@ def choose_named(name: str, wanted: Wanted) -> tuple[PresetChoice, Mapping[str, 
     differs = _differences(preset, wanted)
     choice = PresetChoice(
         name=name,
-        aliases=tuple(other.name for other in _all() if other.name != name and other.userbuffers == preset.userbuffers),
+        aliases=_twins(preset),
         match="user" if differs else "exact",
         differs=differs,
         provenance=preset.provenance,
@@ -153,11 +152,16 @@ def recognise(userbuffers: Mapping[str, Any], wanted: Wanted) -> PresetChoice:
     differs = _differences(best, wanted)
     return PresetChoice(
         name=best.name,
-        aliases=tuple(sorted(preset.name for preset in twins if preset is not best)),
+        aliases=_twins(best),
         match="user" if differs else "exact",
         differs=differs,
         provenance=best.provenance,
     )
+
+
+def _twins(preset: Preset) -> tuple[str, ...]:
+    """The other presets of the same content."""
+    return tuple(other.name for other in _all() if other != preset and other.userbuffers == preset.userbuffers)
 
 
 def _twin_rank(preset: Preset, wanted: Wanted) -> tuple[Any, ...]:

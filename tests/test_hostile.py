@@ -1,7 +1,7 @@
 """Recipes are untrusted: whatever one holds, there is an answer or one clear error, never a traceback.
 
-Real recipes are mutated, as mappings and as the bytes of a file. By default the same examples run every time;
-``OVERLAPKIT_EXPLORE=20000 pytest -n auto tests/test_hostile.py`` draws as many new ones instead.
+Real recipes are mutated, here as mappings and in test_hostile_files.py as the bytes of a file. By default the same
+examples run every time; ``OVERLAPKIT_EXPLORE=20000 pytest -n auto tests/test_hostile*.py`` draws as many new ones.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import resource
+import time
 from collections.abc import Callable, Iterator
 from io import StringIO
 from math import ceil
@@ -199,9 +200,12 @@ oddities = st.sampled_from(
 ).map(lambda make: make())
 hostile = scalars | collections | oddities
 
+layers = st.sampled_from(["qkv_fprop", "proj_fprop", "fc1_dgrad", "qkv_wgrad", "x", "_target_"])
+options = st.sampled_from(["method", "num_sm", "num_splits", "fp8_buf", "aggregate", "x", "_target_"])
 MORE_FIELDS = [
     ("comm_overlap", "tp_comm_overlap", st.sampled_from([True, False, "auto", None])),
     ("comm_overlap", "tp_comm_overlap_cfg", st.sampled_from([*preset_names(), "auto", None, {}, "x.yaml"])),
+    ("comm_overlap", "tp_comm_overlap_cfg", st.dictionaries(layers, st.dictionaries(options, scalars, max_size=3))),
     ("comm_overlap", "tp_comm_bootstrap_backend", st.sampled_from(["nccl", "gloo", "mpi", "x", None])),
     ("software", "transformer_engine", st.sampled_from([None, "detect", "1.8", "2.2", "2.18"])),
 ]
@@ -296,55 +300,20 @@ def test_mapping(base: str) -> None:
     try_examples(st.tuples(mutated(BASES[base]), overrides), lambda example: resolve(*example))
 
 
-# --- files ---------------------------------------------------------------------------------------
+# --- single cases -------------------------------------------------------------------------------
 
-BYTES = [b"\x00", b"\xff\xfe", b"\xc3", b"\xef\xbb\xbf", b"\x1b[2J"]
-VALUES = [b"1", b"2", b"3", b"8", b"0", b"-1", b"auto", b"true", b"false", b"null", b"{}", b"[]", b"[1, 2]", b"'2.10'"]
-SNIPPETS = [
-    b"\r\n", b"\t", b"\n", b"\n  ", b": ", b"- ", b"? ", b"{", b"}", b"[", b"]", b"'", b'"', b"#", b"&a ", b"*a",
-    b"<<: *a", b"<<: 1", b"!!python/object/apply:os.system [id]", b"!!binary x", b"!<tag:x> ", b"\n---\n",
-    b"\n...\n", b"%TAG ! x\n", b"| \n", b"> \n", b"~", b".nan", b"-.inf", b"0x", b"0b2", b"1:2:3", b"1" * 5000,
-    b"1e999999999", b"-9223372036854775809", b"[" * 10_000, b"{a: " * 10_000, b"a: &a [*a]\n", b"${oc.env:HOME}",
-    b"&x [" + b"1," * 99 + b"]", b"[*x,*x,*x]", b"model: {}\n", b"comm_overlap: null\n", b"? [a]\n: b\n",
-    b"\xe2\x80\xa8", b"=", b"on", b"null: 1\n", b"1: 2\n", b"y" * 300_000,
-]  # fmt: skip
+LONG = ["(", "(t)", "t|", "a", "1.", ",", "*1", "=", "-", "[", "/", " ", "\\", "${", "\u0130", "\0"]
 
 
-@st.composite
-def mutated_file(draw: st.DrawFn, text: bytes) -> bytes:
-    """Bytes put in, cut out, copied to another place, or a value replaced."""
-    for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.integers(0, len(text)))
-        end = draw(st.integers(at, min(len(text), at + 200)))
-        snippet = draw(st.one_of(st.sampled_from(VALUES), st.sampled_from(SNIPPETS), st.sampled_from(SNIPPETS + BYTES)))
-        what = draw(st.sampled_from(["insert", "cut", "copy", "line", "value", "value", "value"]))
-        if what == "insert":
-            text = text[:at] + snippet + text[at:]
-        elif what == "cut":
-            text = text[:at] + text[end:]
-        elif what == "copy":
-            text = text[:end] + text[at:end] + text[end:]
-        elif what == "line":
-            start = text.rfind(b"\n", 0, at) + 1
-            text = text[:start] + snippet + text[start:]
-        else:
-            colon = text.find(b": ", at)
-            stop = text.find(b"\n", colon)
-            text = text if colon < 0 else text[: colon + 2] + snippet + text[stop:]
-    return text
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_file(base: str, tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    written = ROOT / "recipes" / f"{base}.yaml"
-    text = written.read_bytes() if written.exists() else yaml.safe_dump(BASES[base], sort_keys=False).encode()
-
-    def answer(data: bytes) -> Plan:
-        path.write_bytes(data)
-        return resolve(path)
-
-    try_examples(mutated_file(text), answer)
+@pytest.mark.parametrize("unit", LONG, ids=range(len(LONG)))
+def test_no_field_is_slow_to_refuse(unit: str) -> None:
+    """A text of 200 KB that a pattern may stumble over, in every field."""
+    for section, name, _ in [*FIELDS, *MORE_FIELDS]:
+        recipe = copy.deepcopy(DUMP)
+        put(recipe, (section, name), unit * (200_000 // len(unit)))
+        start = time.process_time()
+        check(lambda recipe=recipe: resolve(recipe))
+        assert time.process_time() - start < SECONDS, (section, name)
 
 
 def test_the_recipe_is_not_changed() -> None:

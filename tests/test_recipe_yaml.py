@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,28 +25,40 @@ def exactly(value: Any) -> Any:
     return [exactly(item) for item in value] if isinstance(value, list) else repr(value)
 
 
+def assert_omegaconf_reads(mine: Any, read: Callable[[], Any]) -> None:
+    try:
+        theirs = OmegaConf.to_container(read())
+    except yaml.scanner.ScannerError:
+        return  # OmegaConf 2.3 reads with PyYAML's scanner, which refuses tabs that libyaml takes
+    assert exactly(mine) == exactly(theirs)
+
+
 def assert_same(text: str) -> None:
     try:
         mine = parse(text, "file").value
     except RecipeError:
         return
-    assert exactly(mine) == exactly(OmegaConf.to_container(OmegaConf.create(text)))
+    assert_omegaconf_reads(mine, lambda: OmegaConf.create(text))
 
 
 # Each means one thing in YAML 1.2 and another in 1.1, or one thing to PyYAML and another to OmegaConf.
-SCALARS = """
-1 -1 +1 0 00 01 010 0o10 0x1F 0xg 0b101 0b2 1_000 1__0 _1 1_ 190:20:30 1:2 -1:2 08 0.1 .1 -.1 +.1 1. 1.e3 1e3 1E3 1e+3
--1e-3 1.5e3 .5e3 .5e+3 -.5e3 1_0e3 1__0e3 1_e3 1:2.5 .inf -.inf +.inf .Inf .NAN .nan -.nan inf nan true True TRUE tRUE
-yes Yes no off on y n null Null NULL ~ nul 2026-01-01 2026-01-01T00:00:00Z 12:30:45 = < << -- - ? : :a a:b a#b #a @a
-`a %a !a !!str !!int !!float !!bool &a *a | > ' " '' "" 'a''b' "a\\tb" "\\x41" "\\u00e9" "\\e" {} [] {a} [a] {a:1} {a: 1}
-0.1.2 2.10 2.10.0 nemo:26.04 1,2 1,000 é \u00a0 \u2028 😀 ??? a b
-""".split()
+SCALARS = [
+    "1", "-1", "+1", "0", "00", "01", "010", "0o10", "0x1F", "0xg", "0b101", "0b2", "1_000", "1__0", "_1", "1_",
+    "190:20:30", "1:2", "-1:2", "08", "0.1", ".1", "-.1", "+.1", "1.", "1.e3", "1e3", "1E3", "1e+3", "-1e-3",
+    "1.5e3", ".5e3", ".5e+3", "-.5e3", "1_0e3", "1__0e3", "1_e3", "1:2.5", ".inf", "-.inf", "+.inf", ".Inf",
+    ".NAN", ".nan", "-.nan", "inf", "nan", "true", "True", "TRUE", "tRUE", "yes", "Yes", "no", "off", "on", "y",
+    "n", "null", "Null", "NULL", "~", "nul", "2026-01-01", "2026-01-01T00:00:00Z", "12:30:45", "=", "<", "<<",
+    "--", "-", "?", ":", ":a", "a:b", "a#b", "#a", "@a", "`a", "%a", "!a", "!!str", "!!int", "!!float",
+    "!!bool", "&a", "*a", "|", ">", "'", '"', "''", '""', "'a''b'", '"a\\tb"', '"\\x41"', '"\\u00e9"', '"\\e"',
+    "{}", "[]", "{a}", "[a]", "{a:1}", "0.1.2", "2.10", "2.10.0", "nemo:26.04", "1,2", "1,000", "é", '\xa0',
+    '\u2028', "😀", "???", "a", "b", "{a: 1}", "a b",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("scalar", SCALARS)
 @pytest.mark.parametrize("form", ["a: {}", "a: [{}]", "{{a: {}}}", "? {}\n: 1", "a:\n- {}\n", "a: !!str {}", "a: ! {}"])
-def test_scalar(form: str, scalar: str) -> None:
-    assert_same(form.format(scalar))
+def test_scalars(form: str) -> None:
+    for scalar in SCALARS:
+        assert_same(form.format(scalar))
 
 
 plain = st.sampled_from(SCALARS[:80])
@@ -89,4 +102,51 @@ def flow(draw: st.DrawFn, depth: int = 0) -> str:
 @settings(ci, max_examples=600)
 @given(st.lists(flow(), min_size=1, max_size=4))
 def test_anchors_and_merges(parts: list[str]) -> None:
-    assert_same("".join(f"k{index}: {part}\n" for index, part in enumerate(parts)))
+    text = "".join(f"k{index}: {part}\n" for index, part in enumerate(parts))
+    if text.count("<<:") < 2:  # PyYAML 6.0.4 itself forgets keys of a merge in a merge
+        assert_same(text)
+
+
+def test_merges_of_merges() -> None:
+    text = "a: &a {x: 1, y: 1, z: 1}\nb: &b {<<: *a, y: 2, z: 2}\nc: {<<: *b, z: 3}\nd: {<<: [*b, *a], x: 4}\n"
+    value = parse(text, "file").value
+    assert value["c"] == {"x": 1, "y": 2, "z": 3}
+    assert value["d"] == {"x": 4, "y": 2, "z": 2}
+
+
+# --- overrides -----------------------------------------------------------------------------------
+
+
+def assert_same_override(text: str) -> None:
+    """The value of ``env_vars.A=text``, alone and merged over something."""
+    override = f"env_vars.A={text}"
+    for tree in ({}, {"env_vars": {"A": {"a": 1, "b": {"c": 2}}}}):
+
+        def merged(tree: dict[str, Any] = tree) -> Any:
+            theirs = OmegaConf.create(tree)
+            theirs.merge_with_dotlist([override])
+            return theirs
+
+        try:
+            mine, _ = apply_overrides(tree, [override])
+        except RecipeError:
+            return
+        if tree and isinstance(mine["env_vars"]["A"], list):
+            return  # OmegaConf refuses a list in a mapping's place; here the field does
+        assert_omegaconf_reads(mine, merged)
+
+
+def test_overrides() -> None:
+    for text in [*SCALARS, "", " ", "a b", "[1, x]", "{b: {d: 1}}", "{b: 1, c: [a]}", "'2.10'", "a=b"]:
+        assert_same_override(text)
+
+
+@ci
+@given(texts | flow() | st.text(st.sampled_from("ab1.:-_[]{}'\"#&*!,=~ \n"), max_size=10))
+def test_override_of_any_text(text: str) -> None:
+    assert_same_override(text)
+
+
+def test_versions_are_the_one_exception() -> None:
+    assert apply_overrides({}, ["software.torch=2.10"])[0] == {"software": {"torch": "2.10"}}
+    assert OmegaConf.to_container(OmegaConf.from_dotlist(["software.torch=2.10"])) == {"software": {"torch": 2.1}}

@@ -30,6 +30,7 @@ SECTIONS: dict[str, type] = {
 }
 OURS = ("cluster", "software")
 _MAX_SIZES = 16
+_MAX_TEXT = 4_000
 _PEFT_SCHEMES = ("lora", "dora", "canonical_lora", "vlm_lora")
 
 
@@ -134,12 +135,21 @@ def _check_overrides(place: Place, known: KnownKeys) -> None:
 
 def _unknown(section: str, key: Any, place: Place, keys: Any) -> RecipeError:
     path = f"{section}.{key}" if section else str(key)
-    near = nearest(str(key), keys)
-    home = None if near else known_keys().section_of(str(key))
+    home = _home(str(key))
+    near = None if home else nearest(str(key), keys)
     hint = f"did you mean {section + '.' if section else ''}{near}?" if near else None
     if home:
         hint = f"it belongs to {home}: write {home}.{key}"
     return place.error(path, "unknown key" if section else "unknown section", hint)
+
+
+def _home(key: str) -> str | None:
+    """The section that a key in the wrong place was meant for."""
+    ours = [section for section in OURS if key in _specs(section)]
+    homes = known_keys().sections_of(key)
+    read = [section for section in ("comm_overlap", *SECTIONS) if section in homes and section not in OURS]
+    candidates = [*ours, *read] or (homes if len(homes) == 1 else [])
+    return candidates[0] if candidates else None
 
 
 # --- values -------------------------------------------------------------------------------------
@@ -200,6 +210,8 @@ def _value(item: Any, spec: tuple[str, tuple[str, ...]], path: str, place: Place
         return item
     if kind in ("names", "sizes"):
         return _sequence(item, kind, path, place)
+    if isinstance(item, str) and len(item) > _MAX_TEXT:  # a layout is unrolled, in a time that grows with its square
+        raise place.error(path, f"longer than {_MAX_TEXT:,} characters, which no recipe needs")
     return item
 
 
@@ -224,7 +236,7 @@ _CHECKS: dict[str, Callable[[Any], str | None]] = {
 
 def _hint(kind: str, item: Any) -> str | None:
     if kind == "version" and isinstance(item, (int, float)) and not isinstance(item, bool):
-        return f'quote it: "{shown(item)}" (a YAML number reads 2.10 as 2.1)'
+        return "write it in quotes: as a YAML number 2.10 is 2.1"
     if kind in ("size", "count", "integer") and isinstance(item, str):
         return "write the number without quotes"
     return None

@@ -16,7 +16,7 @@ from overlapkit.errors import RecipeError, nearest, printable
 MAX_TEXT = 256 * 1024
 MAX_NODES = 10_000
 MAX_REFERENCES = 1_000
-_MAX_CHAIN = 100
+_MAX_CHAIN = 20
 _RESOLVER = re.compile(r"\s*([\w.\-]+)\s*:")
 _KEY_PATH = re.compile(r"\.*[\w\-]+(?:\.[\w\-]+|\[[\w\-]+\])*")
 

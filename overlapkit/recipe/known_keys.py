@@ -32,10 +32,9 @@ class KnownKeys:
     def keys(self, section: str) -> frozenset[str]:
         return self.key_sets.get(section, frozenset())
 
-    def section_of(self, key: str) -> str | None:
-        """The only section that has ``key``, when there is just one."""
-        homes = [section for section in self.tables if section and key in self.tables[section]]
-        return homes[0] if len(homes) == 1 else None
+    def sections_of(self, key: str) -> tuple[str, ...]:
+        """The sections that have ``key``."""
+        return tuple(section for section in self.tables if section and key in self.tables[section])
 
     def partial(self, value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         """The dotted keys of a recipe that only some snapshots know, with their indices."""
@@ -45,7 +44,8 @@ class KnownKeys:
             table = self.tables.get(section)
             if table is None or not isinstance(body, dict):
                 continue
-            found += [(f"{section}.{key}", table[key]) for key in body if key in table and table[key] != everywhere]
+            written = [key for key, item in body.items() if item is not None]
+            found += [(f"{section}.{key}", table[key]) for key in written if table.get(key, everywhere) != everywhere]
         return tuple(found)
 
 

@@ -7,7 +7,7 @@ the text itself counts: a version such as ``2.10`` would become the number 2.1.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -38,12 +38,21 @@ def apply_overrides(value: dict[str, Any], overrides: Sequence[str]) -> tuple[di
     Raises:
         RecipeError: an override that is not ``section.key=value``, or one of a part of a single value.
     """
-    paths = set()
+    paths: set[str] = set()
     for override in overrides:
         path, new = _parse(override)
         value = _set(value, path.split("."), new, path, "")
-        paths.add(path)
+        paths.update(_paths(path, new))
     return value, frozenset(paths)
+
+
+def _paths(path: str, value: Any) -> Iterator[str]:
+    """The dotted paths that a value sets: a mapping those of its parts."""
+    if not isinstance(value, dict) or not value:
+        yield path
+        return
+    for key, item in value.items():
+        yield from _paths(f"{path}.{key}", item)
 
 
 def _parse(override: str) -> tuple[str, Any]:

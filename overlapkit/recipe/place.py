@@ -21,7 +21,7 @@ class Place:
     def changed(self, path: str) -> bool:
         """Whether an override set the field at ``path``, or a part of it, or the whole that it is part of."""
         return any(
-            path == changed or path.startswith(f"{changed}.") or ("." in path and changed.startswith(f"{path}."))
+            path == changed or path.startswith(f"{changed}.") or changed.startswith(f"{path}.")
             for changed in self.overridden
         )
 

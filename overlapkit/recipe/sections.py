@@ -199,6 +199,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
+    eval_iters: int | None = integer("evaluation steps; 0 for no evaluation")
     eval_micro_batch_size: int | None = size("sequences per microbatch in evaluation; micro_batch_size when absent")
 
 

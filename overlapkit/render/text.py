@@ -23,6 +23,8 @@ _FEATURES = (
     ("EP", "all-to-all", "model.overlap_moe_expert_parallel_comm"),
     ("EP", "delayed weight gradients", "model.delay_wgrad_compute"),
 )
+# Rows that stand there even when nobody asked; the others only where there is something to say.
+_ALWAYS = {("TP", "userbuffers"), ("DP", "gradient reduction"), ("DP", "parameter gathering")}
 _FRAMEWORKS = {"megatron-bridge": "Megatron-Bridge", "megatron-lm": "Megatron-LM"}
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -105,8 +107,7 @@ def _target_line(plan: Plan) -> str:
     if target.megatron_bridge:
         framework += f" {target.megatron_bridge}"
     engine = f"Transformer Engine {target.transformer_engine}" if target.transformer_engine else "no Transformer Engine"
-    line = f"{framework} · Megatron-Core {target.megatron_core} · {engine} · torch {target.torch}"
-    return f"{line} (assumed: {', '.join(target.assumed)})" if target.assumed else line
+    return f"{framework} · Megatron-Core {target.megatron_core} · {engine} · torch {target.torch}"
 
 
 def _mesh_line(plan: Plan) -> str:
@@ -130,6 +131,8 @@ def _features(plan: Plan, out: Console) -> None:
     for group, what, setting in _FEATURES:
         on = bool(plan.settings[setting])
         because, code = _reason(plan, setting, on)
+        if not on and not code and (group, what) not in _ALWAYS:
+            continue
         rows.append(
             [
                 ("on" if on else "off", "green" if on else "dim"),
@@ -144,7 +147,7 @@ def _features(plan: Plan, out: Console) -> None:
 
 def _reason(plan: Plan, setting: str, on: bool) -> tuple[str, str]:
     """Why a setting has its value: the gravest decision about it, the last of these."""
-    about = [d for d in plan.decisions if d.subject == setting]
+    about = [d for d in plan.decisions if d.subject == setting and not (_idle(plan, d) and not on)]
     if setting == "model.tp_comm_overlap" and on:
         about += [d for d in plan.decisions if d.subject in ("preset", "model.tp_comm_overlap_cfg")]
     if not about:
@@ -152,6 +155,11 @@ def _reason(plan: Plan, setting: str, on: bool) -> tuple[str, str]:
     order = ("info", "warning", "error")
     best = max(enumerate(about), key=lambda pair: (order.index(pair[1].severity), pair[0]))[1]
     return best.because, best.code
+
+
+def _idle(plan: Plan, decision: Decision) -> bool:
+    """A routine word about pipeline messages where there is no pipeline."""
+    return plan.parallelism.pp == 1 and decision.severity == "info" and decision.subject == "model.overlap_p2p_comm"
 
 
 def _notes(plan: Plan, out: Console) -> None:

@@ -92,7 +92,7 @@ def gpu_not_named(f: Facts, s: State) -> Finding:
     """
     if f.gpu is not None:
         return None
-    return warning(
+    return info(
         "cluster.gpu",
         "no GPU is named, so CUDA_DEVICE_MAX_CONNECTIONS, the NVLink domain and presets are not decided",
         fix="set cluster.gpu, for example cluster.gpu=h100",
@@ -256,6 +256,22 @@ def data_parallel_size_overwritten(f: Facts, s: State) -> Finding:
         value=f.parallelism.dp,
         fix="remove it",
     )
+
+
+@rule("CFG012", source="megatron-bridge documentation, releases/software-versions")
+def versions_assumed(f: Facts, s: State) -> Finding:
+    """Versions that the recipe does not name, and where they are taken from.
+
+    From the container's row, else from the row of the named Bridge, else from the newest row.
+
+    Why: conditions change between releases, so a plan is for one set of versions.
+    Fix: name them under ``software``, as text.
+    """
+    names = f.versions.assumed
+    if not names:
+        return None
+    versions = ", ".join(f"{name} {getattr(f.versions, name)}" for name in names)
+    return info("software", f"not named, taken from {f.versions.row}: {versions}")
 
 
 @rule("CFG011", source="overlapkit: what each check needs")

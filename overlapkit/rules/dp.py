@@ -55,17 +55,15 @@ def dp_defaults(f: Facts, s: State) -> Iterable[Verdict]:
         return
     several = f.parallelism.dp > 1
     aligned = several and f.parallelism.pp > 1 and f.vp_at_setup > 1
-    because = f"distributed optimizer over DP {f.parallelism.dp}" if several else "DP is 1: nothing to reduce or gather"
+    how = "Megatron-FSDP" if f.fsdp else "distributed optimizer"
+    because = f"{how} over DP {f.parallelism.dp}" if several else "DP is 1: nothing to reduce or gather"
     yield info(BUCKET, because, value=BRIDGE_BUCKET if several else None)
     for subject in (GRAD_REDUCE, PARAM_GATHER, OPT_PARAM_GATHER):
         yield info(subject, because, value=several)
-    yield info(
-        ALIGN,
-        f"{because}, PP {f.parallelism.pp} with {f.vp_at_setup} virtual stages" if several else because,
-        value=aligned,
-    )
+    interleaved = "with" if f.parallelism.pp > 1 and f.vp_at_setup > 1 else "without"
+    yield info(ALIGN, f"{because}, {interleaved} virtual stages" if several else because, value=aligned)
     yield info(WITH_STEP, "off in Bridge unless asked for", value=False)
-    yield info(DELAY, "what comm_overlap says", value=None)
+    yield info(DELAY, "Bridge copies what comm_overlap says, null where it says nothing", value=None)
 
 
 @rule("DP002", source=_SETUP, megatron_lm=None)

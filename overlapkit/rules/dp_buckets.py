@@ -66,11 +66,10 @@ def bucket_in_bytes(f: Facts, s: State) -> Finding:
         moves = f"an all-reduce of {_mib(grads)} {kind} gradients"
     else:
         moves = f"a reduce-scatter of {_mib(grads)} {kind} gradients and an all-gather of {_mib(params)} {parameters}"
-    origin = (
-        f" (unset: the larger of 40,000,000 and 1,000,000 times {default_bucket(f) // 1_000_000})" if default else ""
-    )
-    if default and default_bucket(f) == 40_000_000:
-        origin = " (unset: Megatron-Core's 40,000,000)"
+    origin = ""
+    if default:
+        ranks = "DP" if f.parallelism.cp == 1 or not f.megatron_lm else "DP · CP"
+        origin = f" (unset: the larger of 40,000,000 and 1,000,000 · {ranks})"
     return info(BUCKET, f"{size:,} parameters{origin}: {moves}")
 
 

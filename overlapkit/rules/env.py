@@ -32,7 +32,7 @@ def connections(f: Facts, s: State) -> tuple[str, str] | None:
     p = f.parallelism
     if f.fsdp or f.torch_fsdp2:
         return "32", "FSDP runs its gathers and scatters beside compute"
-    value, because = "8", "CUDA's own default: no collective has to be queued before a GEMM"
+    value, because = "8", "CUDA's own default: no TP or CP collective has to start before a GEMM"
     if f.flex_backend in ("deepep", "hybridep"):
         value, because = "32", f"{f.flex_backend} runs its kernels beside compute"
     if f.gpu.blackwell_or_newer:
@@ -41,12 +41,12 @@ def connections(f: Facts, s: State) -> tuple[str, str] | None:
         splits = (p.tp > 1 or p.cp > 1) and (p.dp > 1 or p.pp > 1)
         # The performance rule names its GPUs, and r100 is not among them; the library's rule still holds for it.
         if splits or (f.gpu.name != "r100" and not f.bridge_in("<0.6.0")):
-            value, because = "32", f"{f.gpu.name} keeps the order of kernels without a single queue"
+            value, because = "32", f"{f.gpu.generation} needs no single queue, and collectives get queues of their own"
     elif needs_order(f) and not s[EP_OVERLAP]:
         axes = " and ".join(name for name, size in (("TP", p.tp), ("CP", p.cp)) if size > 1)
-        value, because = "1", f"{axes} on {f.gpu.generation}: a collective must start before the GEMM beside it"
+        value, because = "1", f"{axes} on {f.gpu.generation}: kernels must start in the order of their launch"
     elif s[EP_OVERLAP] and value == "8":
-        because = "the EP all-to-all runs beside compute"
+        value, because = "32" if f.megatron_lm else "8", "the EP all-to-all runs beside compute"
     return value, because
 
 
@@ -200,7 +200,7 @@ def allocator(f: Facts, s: State) -> Iterable[Verdict]:
     if f.full_iteration_graph:
         conf += ",graph_capture_record_stream_reuse:True"
     yield info("env.PYTORCH_CUDA_ALLOC_CONF", "segments that grow save memory", value=conf)
-    yield info("env.NCCL_GRAPH_REGISTER", "expandable segments cannot be registered", value="0")
+    yield info("env.NCCL_GRAPH_REGISTER", "NCCL must not register memory that expandable segments move", value="0")
 
 
 @rule("ENV009", source="megatron-bridge perf_recipes/environment.py (0.6)", bridge=">=0.6.0", megatron_lm=None)

@@ -108,7 +108,8 @@ def preset_fits(f: Facts, s: State) -> Finding:
     """
     if not s[OVERLAP] or f.preset.match != "exact":
         return None
-    return info(_PRESET, "made for this GPU, precision, hidden size, TP, CP and batch", value=f.preset.name)
+    because = f"{f.preset.name} was made for this GPU, precision, hidden size, TP, CP and batch"
+    return info(_PRESET, because, value=f.preset.name)
 
 
 @rule("UB104", source="megatron-bridge training/comm_overlap.py setup", megatron_lm=None)
@@ -128,8 +129,10 @@ def preset_not_a_dataclass(f: Facts, s: State) -> Finding:
         return None
     if asked.tp_comm_overlap_cfg_is_dataclass:
         return None
-    form = "a mapping" if not isinstance(asked.tp_comm_overlap_cfg, str) else "a text"
-    fix = "give Bridge the dataclass: from megatron.bridge.training.comm_overlap import ..."
+    form = "a mapping" if not isinstance(asked.tp_comm_overlap_cfg, str) else "a name or path"
+    fix = "give Bridge a TransformerLayerTPOverlapCfg"
+    if f.preset.provenance == "bridge":
+        fix = f"in a Bridge recipe: from megatron.bridge.training.comm_overlap import {f.preset.name}"
     if f.recipe.is_dump:
         return error(
             _ASKED,
@@ -139,7 +142,7 @@ def preset_not_a_dataclass(f: Facts, s: State) -> Finding:
             at="validation",
             value=f.preset.name,
         )
-    return info(_ASKED, f"{form} here; Bridge itself takes its dataclass only", value=f.preset.name, fix=fix)
+    return info(_ASKED, f"{form} will do here, but Bridge takes its dataclass only", value=f.preset.name, fix=fix)
 
 
 @rule("UB105", source="megatron-bridge training/initialize.py; Megatron-LM training/initialize.py")

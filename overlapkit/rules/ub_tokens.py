@@ -113,7 +113,7 @@ def _packed_to_another_length(f: Facts, specs: object) -> tuple[str, str] | None
 
 def _evaluation_differs(f: Facts) -> tuple[str, str] | None:
     micro, evaluated = f.recipe.train.micro_batch_size, f.recipe.validation.eval_micro_batch_size
-    if micro is None or evaluated is None or micro == evaluated:
+    if micro is None or evaluated is None or micro == evaluated or f.recipe.validation.eval_iters == 0:
         return None
     reason = f"evaluation runs microbatches of {evaluated}, training of {micro}"
     return reason, f"set validation.eval_micro_batch_size={micro}"
