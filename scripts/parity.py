@@ -68,28 +68,19 @@ _MODEL_FIELDS = {
     "vp": "virtual_pipeline_model_parallel_size",
     "cp": "context_parallel_size",
     "ep": "expert_model_parallel_size",
-    "num_moe_experts": "num_moe_experts",
     "dispatcher": "moe_token_dispatcher_type",
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "recompute_granularity": "recompute_granularity",
-    "recompute_method": "recompute_method",
-    "recompute_num_layers": "recompute_num_layers",
-    "recompute_modules": "recompute_modules",
-    "moe_shared_expert_overlap": "moe_shared_expert_overlap",
-    "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
-    "mtp_num_layers": "mtp_num_layers",
-    "gradient_accumulation_fusion": "gradient_accumulation_fusion",
-    "cuda_graph_modules": "cuda_graph_modules",
-    "cuda_graph_impl": "cuda_graph_impl",
-    "add_bias_linear": "add_bias_linear",
-    "add_qkv_bias": "add_qkv_bias",
     "model_tp_comm_overlap": "tp_comm_overlap",
     "model_overlap_moe": "overlap_moe_expert_parallel_comm",
     "model_delay_wgrad": "delay_wgrad_compute",
     "model_overlap_p2p": "overlap_p2p_comm",
     "model_batch_p2p": "batch_p2p_comm",
 }
+_SAME_NAME = (
+    "num_moe_experts bf16 fp16 recompute_granularity recompute_method recompute_num_layers "
+    "recompute_modules moe_shared_expert_overlap moe_shared_expert_intermediate_size mtp_num_layers "
+    "gradient_accumulation_fusion cuda_graph_modules cuda_graph_impl add_bias_linear add_qkv_bias "
+)
+_MODEL_FIELDS |= {name: name for name in _SAME_NAME.split()}
 _DDP_FIELDS = {
     "ddp_dist_opt": "use_distributed_optimizer",
     "ddp_overlap_grad_reduce": "overlap_grad_reduce",

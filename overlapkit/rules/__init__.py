@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from overlapkit.rules import (  # in the order of evaluation, the frameworks' own: set-up, validation, launch
+# ruff: noqa: F401  imported for their rules, in the frameworks' own order: set-up, validation, launch
+from overlapkit.rules import (
     cfg,
     pp,
+    pp_layers,
     pp_schedule,
     ep,
     ep_delay,
@@ -23,22 +25,3 @@ from overlapkit.rules import (  # in the order of evaluation, the frameworks' ow
 from overlapkit.rules.registry import Rule, registered, run
 
 __all__ = ["Rule", "registered", "run"]
-
-_FAMILIES = (
-    cfg,
-    pp,
-    pp_schedule,
-    ep,
-    ep_delay,
-    ep_dispatch,
-    tp,
-    ub,
-    ub_tokens,
-    ub_preset,
-    dp,
-    dp_buckets,
-    fsdp,
-    cp,
-    env,
-    env_user,
-)

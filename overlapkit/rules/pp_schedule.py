@@ -1,13 +1,11 @@
-"""PP: whether stages, virtual stages and microbatches fit the schedule."""
+"""PP: whether virtual stages and microbatches fit the schedule."""
 
 from __future__ import annotations
 
 from overlapkit.facts import Facts
-from overlapkit.pipeline_layout import layer_problem
 from overlapkit.rules.registry import MEGATRON_CORE, MEGATRON_LM, Finding, State, error, rule
 
 _SCHEDULES = "megatron-core pipeline_parallel/schedules.py"
-_HYBRID_PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")  # these say which stage holds what
 
 
 @rule("PP005", source="megatron-core parallel_state.py initialize_model_parallel; Megatron-LM training/arguments.py")
@@ -34,40 +32,6 @@ def virtual_stages_without_pp(f: Facts, s: State) -> Finding:
         at="validation" if f.megatron_lm else "initialize_model_parallel",
         requested=said,
         value=said,
-    )
-
-
-@rule(
-    "PP006",
-    source="megatron-core transformer/transformer_config.py and transformer_block.py; Megatron-LM "
-    "training/arguments.py; megatron-bridge models/gpt_provider.py",
-)
-def layers_do_not_split(f: Facts, s: State) -> Finding:
-    """The layers do not split over PP and VP.
-
-    ``num_layers`` must be a multiple of PP times VP, unless first or last stages, an account for
-    embedding and loss, or an explicit layout say otherwise; these have to fit as well, and to stand alone.
-
-    Why: every stage and chunk builds the same number of layers. What no framework checks trains a model of
-    another size: first and last stages that leave layers without a stage, before Megatron-Core 0.16.
-    Fix: change PP or VP, or give a ``pipeline_model_parallel_layout``.
-    """
-    if f.recipe.model.is_hybrid_model or any(f.written(f"model.{name}") for name in _HYBRID_PATTERNS):
-        return None
-    problem = layer_problem(f)
-    if problem is None:
-        return None
-    layers = f.recipe.model.num_layers
-    return error(
-        "model.pipeline_model_parallel_layout" if f.stages is not None else "model.num_layers",
-        problem.because,
-        fix="mend model.pipeline_model_parallel_layout"
-        if f.stages is not None
-        else "change pipeline_model_parallel_size or virtual_pipeline_model_parallel_size, or give a layout",
-        by=problem.by,
-        at=problem.at,
-        requested=f.recipe.model.pipeline_model_parallel_layout if f.stages is not None else layers,
-        value=f.recipe.model.pipeline_model_parallel_layout if f.stages is not None else layers,
     )
 
 

@@ -1,0 +1,178 @@
+"""PP: whether the layers split over stages and virtual stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overlapkit.facts import Facts
+from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, rule
+
+_HYBRID_PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")  # these say which stage holds what
+
+
+@rule(
+    "PP006",
+    source="megatron-core transformer/transformer_config.py and transformer_block.py; Megatron-LM "
+    "training/arguments.py; megatron-bridge models/gpt_provider.py",
+)
+def layers_do_not_split(f: Facts, s: State) -> Finding:
+    """The layers do not split over PP and VP.
+
+    ``num_layers`` must be a multiple of PP times VP, unless first or last stages, an account for
+    embedding and loss, or an explicit layout say otherwise; these have to fit as well, and to stand alone.
+
+    Why: every stage and chunk builds the same number of layers. What no framework checks trains a model of
+    another size: first and last stages that leave layers without a stage, before Megatron-Core 0.16.
+    Fix: change PP or VP, or give a ``pipeline_model_parallel_layout``.
+    """
+    if f.recipe.model.is_hybrid_model or any(f.written(f"model.{name}") for name in _HYBRID_PATTERNS):
+        return None
+    problem = _layer_problem(f)
+    if problem is None:
+        return None
+    layers = f.recipe.model.num_layers
+    return error(
+        "model.pipeline_model_parallel_layout" if f.stages is not None else "model.num_layers",
+        problem.because,
+        fix="mend model.pipeline_model_parallel_layout"
+        if f.stages is not None
+        else "change pipeline_model_parallel_size or virtual_pipeline_model_parallel_size, or give a layout",
+        by=problem.by,
+        at=problem.at,
+        requested=f.recipe.model.pipeline_model_parallel_layout if f.stages is not None else layers,
+        value=f.recipe.model.pipeline_model_parallel_layout if f.stages is not None else layers,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Why the layers do not split over PP and VP, and who says so when.
+
+    ``by`` and ``at`` are a decision's ``raised_by`` and ``raised_at``; both None: the launch goes on with
+    another number of layers.
+    """
+
+    because: str
+    by: str | None
+    at: str | None
+
+
+def _core(because: str) -> _Problem:
+    return _Problem(because, MEGATRON_CORE, "validation")
+
+
+def _silent(because: str) -> _Problem:
+    return _Problem(because, None, None)
+
+
+def _layer_problem(f: Facts) -> _Problem | None:
+    """What keeps the layers from splitting over PP and VP; None when they do.
+
+    Source: megatron-core transformer/transformer_config.py (validation) and
+    transformer/transformer_block.py get_num_layers_to_build (construction); Megatron-LM
+    training/arguments.py; megatron-bridge models/gpt_provider.py.
+    """
+    if f.stages is not None:
+        return _layout_problem(f, f.stages)
+    model = f.recipe.model
+    if model.num_layers is None:
+        return None
+    extra = int(bool(model.account_for_embedding_in_pipeline_split)) + int(
+        bool(model.account_for_loss_in_pipeline_split)
+    )
+    if model.num_layers_in_first_pipeline_stage is None and model.num_layers_in_last_pipeline_stage is None:
+        return _even_problem(f, model.num_layers, extra)
+    if extra:
+        return _core("layers of the first or last stage are given, and embedding or loss count as a layer: not both")
+    return _uneven_problem(f, model.num_layers)
+
+
+def _even_problem(f: Facts, layers: int, extra: int) -> _Problem | None:
+    pp = f.parallelism.pp
+    vp = f.parallelism.vp if pp > 1 else None
+    chunks = pp * (vp or 1)
+    if (layers + extra) % chunks == 0:
+        return None
+    counted = f"{layers} layers" + (f" and {extra} for embedding and loss" if extra else "")
+    parts = f"{pp} stages" if vp is None or vp == 1 else f"{pp} stages times {vp} virtual stages = {chunks}"
+    because = f"{counted} are not a multiple of {parts}"
+    if f.megatron_lm and vp is None:
+        return _Problem(because, MEGATRON_LM, "validation")
+    if extra:
+        return _core(because)
+    if f.bridge and vp is not None and layers // pp % vp:
+        return _Problem(because, BRIDGE, "construction")
+    return _Problem(because, MEGATRON_CORE, "construction")
+
+
+def _layout_problem(f: Facts, stages: tuple[str, ...]) -> _Problem | None:
+    model, pp = f.recipe.model, f.parallelism.pp
+    if len(stages) % pp:
+        because = f"the layout has {len(stages)} stages, not a multiple of PP {pp}"
+        return _Problem(because, MEGATRON_LM, "validation") if f.megatron_lm else _core(because)
+    if (
+        model.num_layers_in_first_pipeline_stage is not None
+        or model.num_layers_in_last_pipeline_stage is not None
+        or model.account_for_embedding_in_pipeline_split
+        or model.account_for_loss_in_pipeline_split
+    ):
+        return _core("a layout says it all: no layers of the first or last stage, no account for embedding or loss")
+    vp = model.virtual_pipeline_model_parallel_size
+    if vp is not None and vp != len(stages) // pp:
+        because = f"the layout has {len(stages) // pp} virtual stages, virtual_pipeline_model_parallel_size is {vp}"
+        return _Problem(because, MEGATRON_LM, "validation") if f.megatron_lm else _core(because)
+    everything = "".join(stages)
+    if not everything.startswith("E") or not everything.endswith("L"):
+        return _core("the layout does not begin with the embedding and end with the loss")
+    if everything.count("E") != 1 or everything.count("L") != 1:
+        return _core("the layout has more than one embedding or loss")
+    if model.num_layers is not None and everything.count("t") != model.num_layers:
+        return _core(f"the layout has {everything.count('t')} transformer layers, num_layers is {model.num_layers}")
+    if everything.count("m") != (model.mtp_num_layers or 0):
+        return _core(
+            f"the layout has {everything.count('m')} MTP layers, mtp_num_layers is {model.mtp_num_layers or 0}"
+        )
+    return _mtp_problem(f, stages)
+
+
+def _mtp_problem(f: Facts, stages: tuple[str, ...]) -> _Problem | None:
+    """Where MTP layers may stand: last of all layers, in one stage, in the last virtual stage of its rank."""
+    holders = [index for index, stage in enumerate(stages) if "m" in stage]
+    if not holders:
+        return None
+    everything = "".join(stages)
+    if "t" in everything[everything.index("m") :]:
+        return _core("the layout has transformer layers behind the MTP layers")
+    if len(holders) > 1:
+        return _core("the layout has MTP layers in more than one stage")
+    if holders[0] < len(stages) - f.parallelism.pp:
+        return _core("the layout's MTP layers are not in the last virtual stage of their rank")
+    if holders[0] != len(stages) - 1 and f.core_in(">=0.15.0,<0.16.0"):
+        return _core("the layout's MTP layers are not in the last stage, beside the loss, as before Megatron-Core 0.16")
+    return None
+
+
+def _uneven_problem(f: Facts, layers: int) -> _Problem | None:
+    model, vp = f.recipe.model, f.parallelism.vp
+    middle, stages = layers, f.parallelism.pp
+    for name, count in (
+        ("first", model.num_layers_in_first_pipeline_stage),
+        ("last", model.num_layers_in_last_pipeline_stage),
+    ):
+        if count is None:
+            continue
+        if count <= 0:
+            return _core(f"the {name} stage has {count} layers")
+        if vp is not None and count % vp:
+            return _core(f"the {name} stage's {count} layers are not a multiple of {vp} virtual stages")
+        middle, stages = middle - count, stages - 1
+    left = f"{middle} layers are left for {stages} stages in the middle"
+    if (middle != 0) != (stages != 0) and f.core_in(">=0.16.0"):
+        return _core(left)
+    if stages <= 0:
+        return _silent(f"{left}: the model would not have {layers} layers") if middle or stages else None
+    if middle % stages:
+        return _core(f"{left}, not a multiple")
+    if vp is not None and middle // stages % vp:
+        return _core(f"{middle // stages} layers of a middle stage are not a multiple of {vp} virtual stages")
+    return _silent(f"{left}: the model would not have {layers} layers") if middle < 0 else None
