@@ -24,11 +24,13 @@ SECTIONS: dict[str, type] = {
     "optimizer": sections.Optimizer,
     "ddp": sections.Ddp,
     "dist": sections.Dist,
+    "checkpoint": sections.Checkpoint,
     "mixed_precision": sections.MixedPrecision,
     "comm_overlap": sections.CommOverlap,
     "dataset": sections.Dataset,
 }
 OURS = ("cluster", "software")
+_OWN_BUILDERS = ("mixed_precision", "comm_overlap")
 _MAX_SIZES = 16
 _MAX_TEXT = 4_000
 _PEFT_SCHEMES = ("lora", "dora", "canonical_lora", "vlm_lora")
@@ -60,12 +62,10 @@ def build_recipe(value: Mapping[str, Any], place: Place) -> Recipe:
     )
 
 
-_OWN_BUILDERS = ("mixed_precision", "comm_overlap")
-
-
 def _is_dump(value: Mapping[str, Any]) -> bool:
-    """Bridge writes a ``_target_`` into every node it dumps."""
-    return "_target_" in value or any(isinstance(part, dict) and "_target_" in part for part in value.values())
+    """Bridge writes a ``_target_`` into every node it dumps; people write one into single nodes."""
+    model = value.get("model")
+    return "_target_" in value or (isinstance(model, dict) and "_target_" in model)
 
 
 def _transformer_on_model(value: Mapping[str, Any], place: Place) -> tuple[Mapping[str, Any], Place]:
@@ -291,7 +291,7 @@ def _comm_overlap(value: Mapping[str, Any], place: Place, is_dump: bool) -> Comm
     if body is None:
         return None
     values = _fields("comm_overlap", body, place)
-    if is_dump:
+    if is_dump or "_target_" in body:  # Bridge's own dataclass, so its defaults
         values |= {"tp_comm_overlap": None, "tp_comm_overlap_cfg": None}
     if "tp_comm_overlap" in body:
         values["tp_comm_overlap"] = _tp_comm_overlap(body["tp_comm_overlap"], place)

@@ -187,6 +187,8 @@ class Model:
     wgrad_deferral_limit: int | None = integer("microbatches that may be deferred; 0 for all")
     overlap_moe_expert_parallel_comm: bool | None = flag("EP all-to-all beside another microbatch")
     delay_wgrad_compute: bool | None = flag("weight gradients apart from input gradients")
+    ep_overlap_early_attn_memory_release: bool | None = flag("attention's memory freed early under EP overlap")
+    overlap_dispatch_backward_with_experts_wgrad: bool | None = flag("experts' weight gradient beside the dispatch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,8 @@ class Train:
 
     micro_batch_size: int | None = size("sequences per microbatch and DP rank")
     global_batch_size: int | None = size("sequences per optimizer step")
+    rampup_batch_size: Any = anything("a batch that grows to global_batch_size")
+    decrease_batch_size_if_needed: bool | None = flag("round the global batch down to what the GPUs divide")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +213,15 @@ class Optimizer:
     use_distributed_optimizer: bool | None = flag("optimizer state sharded over DP")
     overlap_param_gather: bool | None = flag("parameter all-gather beside the forward pass")
     overlap_param_gather_with_optimizer_step: bool | None = flag("first all-gather beside the step")
+    use_layer_wise_distributed_optimizer: bool | None = flag("whole layers' states shared over DP, as Muon needs")
+    reuse_grad_buf_for_mxfp8_param_ag: bool | None = flag("MXFP8 parameters gathered in the gradient buffer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    ckpt_format: str | None = text("torch, torch_dist, fsdp_dtensor, ...")
+    save: str | None = text("where checkpoints go; none are written when absent")
+    load: str | None = text("where a checkpoint comes from")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +241,8 @@ class Ddp:
     use_megatron_fsdp: bool | None = flag("Megatron-FSDP")
     use_custom_fsdp: bool | None = flag("the older name of use_megatron_fsdp")
     data_parallel_sharding_strategy: str | None = text("what FSDP shards")
+    fsdp_double_buffer: bool | None = flag("FSDP's communication buffers allocated once")
+    reuse_grad_buf_for_mxfp8_param_ag: bool | None = flag("MXFP8 parameters gathered in the gradient buffer")
     num_distributed_optimizer_instances: int | None = size("replicas of the distributed optimizer")
 
 
@@ -289,6 +304,7 @@ class Dataset:
 
     kind: str | None = None  # the class named by a dump's _target_
     seq_length: int | None = size("tokens per sequence")
+    sequence_length: int | None = size("another name of seq_length, which Bridge's own datasets take")
     pad_to_max_length: bool | None = flag("every sequence padded to seq_length")
     pack_sequences_in_batch: bool | None = flag("sequences packed per microbatch (0.3)")
     enable_in_batch_packing: bool | None = flag("sequences packed per microbatch (0.6)")
@@ -318,6 +334,7 @@ class Recipe:
     optimizer: Optimizer
     ddp: Ddp
     dist: Dist
+    checkpoint: Checkpoint
     mixed_precision: MixedPrecision | None
     comm_overlap: CommOverlap | None
     dataset: Dataset
