@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from overlapkit.data import load_yaml
-from overlapkit.versions import parse_version
+from overlapkit.versions import Version, parse_version
 
 GENERATIONS = ("ampere", "hopper", "blackwell", "rubin")
 
@@ -75,10 +75,25 @@ def row_of_container(container: str) -> SoftwareRow | None:
 
 
 def row_of_bridge(version: str) -> SoftwareRow:
-    """The row of a Bridge version: its own, else the newest that is not newer, else the oldest."""
+    """The row of a Bridge version: the newest that is not newer, if possible of the same minor version.
+
+    0.6.0 gets 0.6.2's rather than 0.5.1's; a version before all rows gets the first.
+    """
     here = parse_version(version)
-    older = [row for row in _rows() if not here < parse_version(row.megatron_bridge)]
-    return max(older, key=lambda row: parse_version(row.megatron_bridge)) if older else _rows()[0]
+    known = {parse_version(row.megatron_bridge): row for row in _rows()}
+    older = [other for other in known if not here < other]
+    newer_of_series = [other for other in known if here < other and other.series == here.series]
+    if older and (max(older).series == here.series or not newer_of_series):
+        return known[max(older)]
+    return known[min(newer_of_series)] if newer_of_series else _rows()[0]
+
+
+def container_of_core(version: Version) -> str | None:
+    """The container with this Megatron-Core's minor version, unless the newest row has that too."""
+    same = [row for row in _rows() if parse_version(row.megatron_core).series == version.series]
+    if not same or same[-1] == _rows()[-1]:
+        return None
+    return next((row.name for row in reversed(same) if row.is_container), None)
 
 
 def _normalised(spelling: str) -> str:

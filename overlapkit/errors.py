@@ -76,8 +76,11 @@ def shown(value: object) -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The word of ``words`` that ``word`` was probably meant to be."""
+    """The word of ``words`` that ``word`` was probably meant to be: misspelt, or cut short."""
     if len(word) > 200:
         return None
-    found = get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return found[0] if found else None
+    candidates = list(words)
+    found = get_close_matches(word, candidates, n=1, cutoff=0.75)
+    if found:
+        return found[0]
+    return next((other for other in candidates if len(word) > 3 and other.startswith(f"{word}_")), None)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from overlapkit.catalogue import Gpu, find_gpu, gpu_names
 from overlapkit.errors import nearest, shown
+from overlapkit.parallelism import derive_parallelism
 from overlapkit.pipeline_layout import parse_layout
 from overlapkit.plan import Parallelism, PresetChoice
 from overlapkit.precision import Precision, derive_precision
@@ -45,8 +46,7 @@ class Facts:
     tp_request: bool | Literal["auto"]
     preset: PresetChoice
     userbuffers: Mapping[str, Any] | str | None  # a text is a path that is not on this machine
-    preset_missing: tuple[str, ...]  # fields without which ``auto`` could choose no preset
-    tokens_per_rank: int | None
+    wanted: Wanted  # of a preset
     dist_opt_at_setup: bool
     dist_opt: bool
     fsdp: bool
@@ -72,6 +72,11 @@ class Facts:
     def interleaved(self) -> bool:
         """Megatron-Core runs the interleaved schedule: PP and virtual stages, be it one."""
         return self.parallelism.pp > 1 and self.parallelism.vp is not None
+
+    @property
+    def tokens_per_rank(self) -> int | None:
+        """Tokens of a microbatch on one CP rank, the rows of every userbuffer."""
+        return self.wanted.tokens_per_rank
 
     def written(self, path: str) -> bool:
         """Whether the user set this field (in a dump: by an override)."""
@@ -109,10 +114,10 @@ def derive(recipe: Recipe) -> Facts:
     gpu = _gpu(recipe, place)
     precision = derive_precision(recipe, megatron_lm=megatron_lm)
     stages = _stages(recipe, place)
-    parallelism = _parallelism(recipe, versions, stages, place)
+    parallelism = derive_parallelism(recipe, versions, stages, place)
     asked = asked_overlap(recipe, megatron_lm=megatron_lm)
     request = tp_overlap_request(recipe, megatron_lm=megatron_lm)
-    wanted = _wanted(recipe, gpu, parallelism, precision)
+    wanted = _wanted(recipe, gpu, parallelism, precision, versions)
     preset, userbuffers = choose_userbuffers(recipe, asked, wanted, place, wanted_at_all=request is not False)
     dist_opt_at_setup, dist_opt = _distributed_optimizer(recipe, versions)
     graph_impl, graph_modules, full_iteration = _cuda_graphs(recipe)
@@ -134,8 +139,7 @@ def derive(recipe: Recipe) -> Facts:
         tp_request=request,
         preset=preset,
         userbuffers=userbuffers,
-        preset_missing=wanted.missing,
-        tokens_per_rank=wanted.tokens_per_rank,
+        wanted=wanted,
         dist_opt_at_setup=dist_opt_at_setup,
         dist_opt=dist_opt,
         fsdp=_megatron_fsdp(recipe, versions),
@@ -193,64 +197,9 @@ def _stages(recipe: Recipe, place: Place) -> tuple[str, ...] | None:
         raise place.error("model.pipeline_model_parallel_layout", str(error)) from None
 
 
-def _parallelism(recipe: Recipe, versions: Versions, stages: tuple[str, ...] | None, place: Place) -> Parallelism:
-    model = recipe.model
-    tp, pp = model.tensor_model_parallel_size or 1, model.pipeline_model_parallel_size or 1
-    cp, ep = model.context_parallel_size or 1, model.expert_model_parallel_size or 1
-    world = recipe.cluster.num_gpus
-    if world is None:
-        hint = "add cluster: {gpu: h100, num_gpus: 8}, or the override cluster.num_gpus=8"
-        raise place.error("cluster.num_gpus", "the number of GPUs is missing", hint)
-    if world % (tp * pp * cp):
-        hint = f"TP {tp} · PP {pp} · CP {cp} = {tp * pp * cp} must divide it"
-        raise place.error("cluster.num_gpus", f"{world} GPUs cannot be split", hint)
-    dp = world // (tp * pp * cp)
-    etp = _expert_tensor_parallel(recipe, versions, tp, ep)
-    return Parallelism(
-        world_size=world,
-        tp=tp,
-        sequence_parallel=bool(model.sequence_parallel) and (tp > 1 or _keeps_sequence_parallel(versions)),
-        pp=pp,
-        vp=_virtual_stages(recipe, versions, stages, pp),
-        cp=cp,
-        ep=ep,
-        etp=etp,
-        dp=dp,
-        expert_dp=world // (etp * ep * pp) if world % (etp * ep * pp) == 0 else None,
-        num_microbatches=_num_microbatches(recipe, dp),
-    )
-
-
-def _keeps_sequence_parallel(versions: Versions) -> bool:
-    """Bridge before 0.4 leaves it on at TP 1; from 0.4 its models clear it, as Megatron-LM's parser does."""
-    return versions.megatron_bridge is not None and versions.megatron_bridge in _range("<0.4.0")
-
-
-def _expert_tensor_parallel(recipe: Recipe, versions: Versions, tp: int, ep: int) -> int:
-    """As written; else 1 from Bridge 0.6 (models/transformer_config.py), Megatron-Core's default TP before."""
-    said: int | None = recipe.model.expert_tensor_parallel_size
-    if said is not None:
-        return said
-    bridge = versions.megatron_bridge
-    return 1 if bridge is not None and bridge in _range(">=0.6.0") and ep > 1 else tp
-
-
-def _virtual_stages(recipe: Recipe, versions: Versions, stages: tuple[str, ...] | None, pp: int) -> int | None:
-    """VP after validation: an explicit layout implies it; Megatron-LM's parser drops a VP of 1."""
-    vp: int | None = recipe.model.virtual_pipeline_model_parallel_size
-    if vp is None and stages is not None and len(stages) % pp == 0 and len(stages) > pp:
-        vp = len(stages) // pp
-    return None if vp == 1 and versions.megatron_bridge is None else vp
-
-
-def _num_microbatches(recipe: Recipe, dp: int) -> int | None:
-    micro, batch = recipe.train.micro_batch_size, recipe.train.global_batch_size
-    if micro is None or batch is None or batch % (micro * dp):
-        return None
-    return batch // (micro * dp)
-
-
-def _wanted(recipe: Recipe, gpu: Gpu | None, parallelism: Parallelism, precision: Precision) -> Wanted:
+def _wanted(
+    recipe: Recipe, gpu: Gpu | None, parallelism: Parallelism, precision: Precision, versions: Versions
+) -> Wanted:
     return Wanted(
         gpu=gpu.name if gpu else None,
         family=gpu.preset_family if gpu else None,
@@ -261,6 +210,25 @@ def _wanted(recipe: Recipe, gpu: Gpu | None, parallelism: Parallelism, precision
         micro_batch_size=recipe.train.micro_batch_size,
         seq_length=recipe.model.seq_length,
         lora=recipe.peft is not None,
+        fp8_recipe=precision.fp8_recipe,
+        quantization_modes_differ=_quantization_modes_differ(precision, versions),
+        rs_dgrad=bool(recipe.model.tp_comm_overlap_rs_dgrad),
+    )
+
+
+def _quantization_modes_differ(precision: Precision, versions: Versions) -> bool:
+    """Whether userbuffers are set up for FP8 layers and BF16 ones; Megatron-LM asks for it from core 0.15.
+
+    Source: megatron-bridge training/initialize.py; Megatron-LM training/initialize.py.
+    """
+    te = versions.transformer_engine
+    asks = versions.megatron_bridge is not None or versions.megatron_core in _range(">=0.15.0rc0")
+    return (
+        asks
+        and te is not None
+        and te in _range(">=2.8")
+        and precision.fp8 is not None
+        and precision.bf16_layers_at_ends
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 SCHEMA_VERSION = 1
@@ -153,7 +152,7 @@ class Plan:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (dict, MappingProxyType)):
+    if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]

@@ -14,6 +14,7 @@ import yaml
 
 from overlapkit.errors import RecipeError, nearest, shown
 from overlapkit.plan import PresetChoice
+from overlapkit.userbuffers import dgrads_not_bulk, fp8_reduce_scatters
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -55,6 +56,9 @@ class Wanted:
     micro_batch_size: int | None
     seq_length: int | None
     lora: bool
+    fp8_recipe: str | None
+    quantization_modes_differ: bool
+    rs_dgrad: bool
 
     @property
     def tokens_per_rank(self) -> int | None:
@@ -101,7 +105,8 @@ def choose_nearest(wanted: Wanted) -> tuple[PresetChoice, Mapping[str, Any] | No
 
     Same GPU family, precision, TP and hidden size are required; then the fewest factors of two of
     tokens per rank decide, then the name. LoRA presets lack the weight gradients' buffers, so they
-    are for LoRA recipes, and these prefer them.
+    are for LoRA recipes, and these prefer them. A preset that Transformer Engine would refuse in the
+    recipe's precision (rules UB009 and UB027) is never the nearest.
     """
     tokens = wanted.tokens_per_rank
     if wanted.missing or wanted.family is None or tokens is None:
@@ -110,7 +115,7 @@ def choose_nearest(wanted: Wanted) -> tuple[PresetChoice, Mapping[str, Any] | No
         f"userbuffers_{wanted.precision}_{wanted.family}_h{wanted.hidden_size}_tp{wanted.tensor_model_parallel_size}_"
     )
     candidates = [load_preset(name) for name in _names() if name.startswith(start)]
-    candidates = [preset for preset in candidates if wanted.lora or not preset.lora]
+    candidates = [preset for preset in candidates if (wanted.lora or not preset.lora) and _accepted(preset, wanted)]
     if not candidates:
         return NO_PRESET, None
     best = min(candidates, key=lambda preset: (not preset.lora, _distance(preset, tokens), preset.name))
@@ -123,6 +128,14 @@ def choose_nearest(wanted: Wanted) -> tuple[PresetChoice, Mapping[str, Any] | No
         provenance=best.provenance,
     )
     return choice, best.userbuffers
+
+
+def _accepted(preset: Preset, wanted: Wanted) -> bool:
+    """Whether Transformer Engine takes the preset in the recipe's precision; see rules/ub_contents.py."""
+    if wanted.quantization_modes_differ and dgrads_not_bulk(preset.userbuffers):
+        return False
+    reduces_in_fp8 = fp8_reduce_scatters(preset.userbuffers, rs_dgrad=wanted.rs_dgrad)
+    return wanted.fp8_recipe in (None, "delayed") or not reduces_in_fp8
 
 
 def choose_named(name: str, wanted: Wanted) -> tuple[PresetChoice, Mapping[str, Any]]:

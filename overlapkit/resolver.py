@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from overlapkit import rules
+from overlapkit.errors import RecipeError, shown
 from overlapkit.facts import Facts, derive
 from overlapkit.plan import Plan, Target
 from overlapkit.presets import NO_PRESET
@@ -29,25 +29,29 @@ def resolve(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence
             raise TypeError("give the overrides to load_recipe; this recipe is already loaded")
     elif isinstance(recipe, Mapping):
         recipe = recipe_from_mapping(recipe, overrides)
-    else:
+    elif isinstance(recipe, (str, Path)):
         recipe = load_recipe(recipe, overrides)
+    else:
+        raise RecipeError(f"a recipe is a path, a mapping or a loaded Recipe, this is {shown(recipe)}")
     return plan(derive(recipe))
 
 
 def plan(facts: Facts) -> Plan:
     """The plan that the rules make of the facts."""
     settings, env, decisions = rules.run(facts)
-    preset = facts.preset
+    preset, userbuffers = facts.preset, settings["model.tp_comm_overlap_cfg"]
     if not settings["model.tp_comm_overlap"]:
-        settings["model.tp_comm_overlap_cfg"] = None
-        preset = NO_PRESET
+        userbuffers, preset = None, NO_PRESET
+    elif isinstance(userbuffers, Mapping):  # the caller's own copy: presets are read once
+        userbuffers = {layer: dict(options) for layer, options in userbuffers.items()}
+    settings["model.tp_comm_overlap_cfg"] = userbuffers
     return Plan(
         recipe=facts.recipe.source,
         target=_target(facts),
         parallelism=facts.parallelism,
-        settings=MappingProxyType(settings),
+        settings=settings,
         preset=preset,
-        env=MappingProxyType(env),
+        env=env,
         decisions=decisions,
     )
 

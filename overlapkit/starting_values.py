@@ -40,9 +40,9 @@ def asked_overlap(recipe: Recipe, *, megatron_lm: bool) -> CommOverlap:
         if getattr(asked, name) is None:
             values = [getattr(getattr(recipe, home), name) for home in homes]
             found[name] = next((value for value in values if value is not None), None)
-    if "comm_overlap.tp_comm_overlap_cfg" not in recipe.written:
+    if not _said(recipe, "tp_comm_overlap_cfg"):
         found["tp_comm_overlap_cfg"] = recipe.model.tp_comm_overlap_cfg
-    if "comm_overlap.tp_comm_bootstrap_backend" not in recipe.written:
+    if not _said(recipe, "tp_comm_bootstrap_backend"):
         found["tp_comm_bootstrap_backend"] = recipe.model.tp_comm_bootstrap_backend or "nccl"
     return replace(asked, **found)
 
@@ -53,9 +53,15 @@ def tp_overlap_request(recipe: Recipe, *, megatron_lm: bool) -> bool | Literal["
     A hand-written Bridge recipe that says nothing means auto; Megatron-LM's flag is off unless given.
     """
     asked = recipe.comm_overlap
-    if asked is None or (megatron_lm and "comm_overlap.tp_comm_overlap" not in recipe.written):
+    if asked is None or (megatron_lm and not _said(recipe, "tp_comm_overlap")):
         return bool(recipe.model.tp_comm_overlap)
     return AUTO if asked.tp_comm_overlap == AUTO else bool(asked.tp_comm_overlap)
+
+
+def _said(recipe: Recipe, name: str) -> bool:
+    """Whether ``comm_overlap`` says this, be it in a dump that is resolved for Megatron-LM."""
+    in_dump = recipe.is_dump and recipe.comm_overlap is not None and getattr(recipe.comm_overlap, name) is not None
+    return in_dump or f"comm_overlap.{name}" in recipe.written
 
 
 def starting_values(

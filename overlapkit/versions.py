@@ -32,6 +32,14 @@ class Version:
     def __str__(self) -> str:
         return self.text
 
+    @property
+    def series(self) -> tuple[int, int]:
+        """Major and minor."""
+        release = self.key[0]
+        assert isinstance(release, tuple)
+        major, minor = (*release, 0, 0)[:2]
+        return major, minor
+
 
 @lru_cache(maxsize=512)
 def parse_version(text: str) -> Version:

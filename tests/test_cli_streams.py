@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import re
 import subprocess
 from pathlib import Path
 
@@ -52,9 +54,38 @@ def test_colour_is_for_terminals(arguments: tuple[str, ...]) -> None:
     assert "\x1b" not in run(*arguments, env={"FORCE_COLOR": "1"}).stdout
 
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+FAILING = (
+    "resolve",
+    RECIPE,
+    "model.num_moe_experts=64",
+    "model.expert_model_parallel_size=2",
+    "comm_overlap.overlap_moe_expert_parallel_comm=true",
+    "cluster.gpu=a800",
+    "env_vars.CUDA_DEVICE_MAX_CONNECTIONS=8",
+)
+
+
 def test_no_line_ends_in_spaces() -> None:
     for arguments in ARGUMENTS:
         assert all(line == line.rstrip() for line in run(*arguments).stdout.splitlines())
+        shown = COLOUR.sub("", on_a_terminal(*arguments)).replace("\r\n", "\n")
+        assert all(line == line.rstrip() for line in shown.split("\n"))
+
+
+@pytest.mark.parametrize("columns", ["30", "60", "80", "100", "200"])
+def test_a_narrow_terminal_loses_nothing(columns: str) -> None:
+    decisions = json.loads(run(*FAILING, "--format", "json").stdout)["decisions"]
+    shown = COLOUR.sub("", on_a_terminal(*FAILING, COLUMNS=columns))
+    assert "…" not in shown
+    shown = "".join(shown.split())  # lines break anywhere
+    told = [decision for decision in decisions if decision["severity"] != "info"]
+    assert len(told) >= 3
+    for decision in told:
+        for part in ("code", "subject", "because", "fix"):
+            assert "".join((decision[part] or "").split()) in shown, decision
+    listed = on_a_terminal("presets", "list", COLUMNS=columns)
+    assert all(name in listed for name in preset_names())
 
 
 @pytest.mark.parametrize("arguments", [f"resolve {RECIPE}", "explain --all", "explain --all -f json", "presets list"])

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from overlapkit import Plan, RecipeError, resolve
 from overlapkit.presets import preset_names
-from overlapkit.recipe.build import SECTIONS
+from overlapkit.recipe.schema import SECTIONS
 from overlapkit.render.data import to_json, to_yaml
 from overlapkit.render.env import to_env
 from overlapkit.render.text import print_plan

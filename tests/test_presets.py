@@ -119,7 +119,7 @@ def test_every_preset_is_chosen_by_the_recipe_it_was_made_for(name: str) -> None
         cp=preset.context_parallel_size,
         micro_batch_size=preset.micro_batch_size,
         seq_length=preset.seq_length,
-        mixed_precision="bf16_mixed" if preset.precision == "bf16" else "bf16_with_fp8_current_scaling_mixed",
+        mixed_precision="bf16_mixed" if preset.precision == "bf16" else "bf16_with_fp8_delayed_scaling_mixed",
     ).preset
     assert (choice.name, choice.match) == (name, "exact")
 
@@ -200,13 +200,29 @@ def test_the_fewest_factors_of_two_of_tokens_decide_then_the_name(monkeypatch: p
 
 
 def test_lora_presets_are_for_lora_recipes() -> None:
-    fp8 = {"mixed_precision": "bf16_with_fp8_current_scaling_mixed"}
+    fp8 = {"mixed_precision": "bf16_with_fp8_delayed_scaling_mixed"}
     lora = "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen4096_lora"
     assert plan(**fp8, seq_length=4096, peft="lora").preset.name == lora
     assert plan(**fp8, seq_length=8192, peft="lora").preset.name == lora  # even where another is nearer in size
     assert plan(**fp8, seq_length=4096).preset.name == "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192"
     assert plan(**fp8, seq_length=4096, tp=2).preset.match == "none"  # its only preset is for LoRA
     assert plan(peft="lora").preset.differs == {"lora": (False, True)}  # there is none for LoRA in BF16
+
+
+def test_presets_that_transformer_engine_would_refuse_are_not_chosen() -> None:
+    """Their reduce-scatter is in FP8, which current scaling does not write; their dgrad is not bulk."""
+    tuned = "userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048"
+    sizes = {"hidden_size": 6144, "tp": 2, "seq_length": 2048, "micro_batch_size": 2}
+    assert plan(**sizes, mixed_precision="bf16_with_fp8_delayed_scaling_mixed").preset.name == tuned
+    refused = plan(**sizes, mixed_precision="bf16_with_fp8_current_scaling_mixed")
+    assert (refused.preset.name, refused.ok) == (None, True)
+    delayed = {"fp8": "hybrid", "fp8_recipe": "delayed", "bf16": True}
+    ends = {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1}
+    tuned = "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora"
+    lora = {"tp": 2, "seq_length": 4096, "peft": "lora"}
+    assert plan(**lora, mixed_precision=delayed).preset.name == tuned
+    refused = plan(**lora, mixed_precision={**delayed, **ends})
+    assert (refused.preset.name, refused.ok) == (None, True)
 
 
 # --- given by the user ---------------------------------------------------------------------------

@@ -67,7 +67,18 @@ def test_an_unknown_key_names_file_line_and_the_nearest_key(tmp_path: Path) -> N
         ({"hidden_size": 8}, "hidden_size", "write model.hidden_size"),
         ({"model": {"zzzzzz": 1}}, "model.zzzzzz", None),
         ({"checkpoint": {"sav": 1}}, "checkpoint.sav", "did you mean checkpoint.save?"),  # a section we do not read
-        ({1: {}}, "1", None),
+        ({1: {}}, "1", "sections are checkpoint, cluster, comm_overlap,"),
+        ({"parallelism": {}}, "parallelism", "sections are "),
+        ({"model": {"tp": 2}}, "model.tp", "did you mean model.tensor_model_parallel_size?"),
+        ({"cluster": {"num_nodes": 2}}, "cluster.num_nodes", "did you mean cluster.num_gpus (the GPUs of all nodes)?"),
+        ({"model": {"swiglu": True}}, "model.swiglu", "did you mean model.gated_linear_unit?"),
+        # A flag that turns something off is not taken for the field that turns it on.
+        ({"model": {"disable_bias_linear": True}}, "model.disable_bias_linear", "write model.add_bias_linear: false"),
+        (
+            {"model": {"untie_embeddings_and_output_weights": True}},
+            "model.untie_embeddings_and_output_weights",
+            "write model.share_embeddings_and_output_weights: false",
+        ),
     ],
 )
 def test_unknown_keys(recipe: dict[Any, Any], path: str, hint: str | None) -> None:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from overlapkit import RecipeError, load_recipe, resolve
 from overlapkit.recipe import recipe_from_mapping
-from overlapkit.recipe.build import SECTIONS
+from overlapkit.recipe.schema import SECTIONS
 
 HEAD = {"cluster": {"gpu": "h100", "num_gpus": 8}}
 

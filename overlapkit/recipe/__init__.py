@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from overlapkit.errors import RecipeError, shown
 from overlapkit.recipe.build import build_recipe
 from overlapkit.recipe.place import Place
 from overlapkit.recipe.sections import Recipe
@@ -40,6 +41,8 @@ def recipe_from_mapping(value: Mapping[str, Any], overrides: Sequence[str] = (),
 def _finish(value: dict[str, Any], source: str, overrides: Sequence[str], lines: Mapping[str, int]) -> Recipe:
     from overlapkit.recipe.interpolation import has_interpolation, resolve_interpolations
 
+    if isinstance(overrides, (str, bytes)) or not all(isinstance(override, str) for override in overrides):
+        raise RecipeError(f"overrides are a list of section.key=value texts, not {shown(overrides)}", source=source)
     overridden: frozenset[str] = frozenset()
     if overrides:
         from overlapkit.recipe.overrides import apply_overrides

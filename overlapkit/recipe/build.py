@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from functools import lru_cache
 from typing import Any
 
-from overlapkit.errors import RecipeError, nearest, shown
+from overlapkit.errors import nearest, shown
 from overlapkit.recipe import sections
-from overlapkit.recipe.known_keys import KnownKeys, known_keys
+from overlapkit.recipe.keys import check_keys
+from overlapkit.recipe.known_keys import known_keys
 from overlapkit.recipe.place import Place
+from overlapkit.recipe.schema import SECTIONS, specs_of
 from overlapkit.recipe.sections import CommOverlap, MixedPrecision, Recipe
 from overlapkit.recipe.userbuffers import clean_userbuffers
 
-SECTIONS: dict[str, type] = {
-    "cluster": sections.Cluster,
-    "software": sections.Software,
-    "model": sections.Model,
-    "train": sections.Train,
-    "validation": sections.Validation,
-    "optimizer": sections.Optimizer,
-    "ddp": sections.Ddp,
-    "dist": sections.Dist,
-    "checkpoint": sections.Checkpoint,
-    "mixed_precision": sections.MixedPrecision,
-    "comm_overlap": sections.CommOverlap,
-    "dataset": sections.Dataset,
-}
-OURS = ("cluster", "software")
 _OWN_BUILDERS = ("mixed_precision", "comm_overlap")
 _MAX_SIZES = 16
 _MAX_TEXT = 4_000
@@ -44,8 +29,7 @@ def build_recipe(value: Mapping[str, Any], place: Place) -> Recipe:
     """
     is_dump = _is_dump(value)
     value, place = _transformer_on_model(value, place)
-    known = known_keys()
-    _check_keys(value, place, is_dump, known)
+    check_keys(value, place, is_dump)
     parsed = {name: _section(name, value.get(name), place) for name in SECTIONS if name not in _OWN_BUILDERS}
     return Recipe(
         source=place.source,
@@ -56,10 +40,16 @@ def build_recipe(value: Mapping[str, Any], place: Place) -> Recipe:
         env_vars=_env_vars(value.get("env_vars"), place),
         written=_written(value, place, is_dump),
         overridden=place.overridden,
-        foreign_keys=tuple(pair for pair in known.partial(value) if not is_dump or place.changed(pair[0])),
+        foreign_keys=_foreign_keys(value, place, is_dump),
         lines=place.lines,
         **parsed,
     )
+
+
+def _foreign_keys(value: Mapping[str, Any], place: Place, is_dump: bool) -> tuple[tuple[str, str], ...]:
+    if is_dump and not place.overridden:
+        return ()
+    return tuple(pair for pair in known_keys().partial(value) if not is_dump or place.changed(pair[0]))
 
 
 def _is_dump(value: Mapping[str, Any]) -> bool:
@@ -97,72 +87,7 @@ def _written(value: Mapping[str, Any], place: Place, is_dump: bool) -> frozenset
     )
 
 
-# --- keys ---------------------------------------------------------------------------------------
-
-
-def _check_keys(value: Mapping[str, Any], place: Place, is_dump: bool, known: KnownKeys) -> None:
-    for section, body in value.items():
-        if section in OURS:
-            _check_section_keys(section, body, place, frozenset(_specs(section)))
-        elif not is_dump:
-            if section not in known.sections:
-                raise _unknown("", section, place, [*known.sections, *OURS])
-            if section not in known.free_sections:
-                _check_section_keys(section, body, place, known.keys(section))
-    if is_dump:
-        _check_overrides(place, known)
-
-
-def _check_section_keys(section: str, body: Any, place: Place, keys: frozenset[str]) -> None:
-    if isinstance(body, dict):
-        for key in body:
-            if key not in keys and key != "_target_":
-                raise _unknown(section, key, place, keys)
-
-
-def _check_overrides(place: Place, known: KnownKeys) -> None:
-    """A dump's own keys pass, but a misspelt override must not vanish."""
-    for path in place.overridden:
-        section, _, rest = path.partition(".")
-        if section in OURS:
-            continue
-        if section not in known.sections:
-            raise _unknown("", section, place, [*known.sections, *OURS])
-        key = rest.partition(".")[0]
-        if key and section not in known.free_sections and key not in known.keys(section):
-            raise _unknown(section, key, place, known.keys(section))
-
-
-def _unknown(section: str, key: Any, place: Place, keys: Any) -> RecipeError:
-    path = f"{section}.{key}" if section else str(key)
-    home = _home(str(key))
-    near = None if home else nearest(str(key), keys)
-    hint = f"did you mean {section + '.' if section else ''}{near}?" if near else None
-    if home:
-        hint = f"it belongs to {home}: write {home}.{key}"
-    return place.error(path, "unknown key" if section else "unknown section", hint)
-
-
-def _home(key: str) -> str | None:
-    """The section that a key in the wrong place was meant for."""
-    ours = [section for section in OURS if key in _specs(section)]
-    homes = known_keys().sections_of(key)
-    read = [section for section in ("comm_overlap", *SECTIONS) if section in homes and section not in OURS]
-    candidates = [*ours, *read] or (homes if len(homes) == 1 else [])
-    return candidates[0] if candidates else None
-
-
 # --- values -------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=32)
-def _specs(section: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Field -> its kind and choices, read from the section's dataclass."""
-    return {
-        spec.name: (spec.metadata["kind"], spec.metadata["choices"])
-        for spec in fields(SECTIONS[section])
-        if "kind" in spec.metadata
-    }
 
 
 def _section(name: str, body: Any, place: Place) -> Any:
@@ -174,7 +99,7 @@ def _section(name: str, body: Any, place: Place) -> Any:
 def _fields(name: str, body: Any, place: Place) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise place.error(name, f"expected a mapping, got {shown(body)}")
-    specs = _specs(name)
+    specs = specs_of(name)
     values = {}
     for key, item in body.items():
         spec = specs.get(key)

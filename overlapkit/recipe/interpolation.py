@@ -24,13 +24,18 @@ _Path = tuple[Any, ...]
 _Size = tuple[int, int, int]  # values, characters and references that resolving would produce
 
 
-def has_interpolation(value: Any) -> bool:
-    """Whether any text in the tree holds ``${``."""
-    if isinstance(value, str):
-        return "${" in value
-    if isinstance(value, dict):
-        return any(map(has_interpolation, value.values()))
-    return isinstance(value, list) and any(map(has_interpolation, value))
+def has_interpolation(value: dict[Any, Any]) -> bool:
+    """Whether any text in the tree of plain dicts, lists and values holds ``${``."""
+    nodes: list[Any] = [value]
+    for node in nodes:  # grows while it is walked
+        for child in node.values() if node.__class__ is dict else node:
+            kind = child.__class__
+            if kind is str:
+                if "${" in child:
+                    return True
+            elif kind is dict or kind is list:
+                nodes.append(child)
+    return False
 
 
 def resolve_interpolations(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
 
@@ -38,43 +38,61 @@ class _Copy:
     def error(self, problem: str) -> RecipeError:
         return RecipeError(problem, source=self.source, path=".".join(map(str, self.path)) or None)
 
-    def mapping(self, value: Mapping[Any, Any]) -> dict[Any, Any]:
-        copy = {}
-        for key, child in value.items():
-            plain_key = self.leaf(key)
-            if not isinstance(plain_key, (str, int, float)):
-                raise self.error(f"a key must be text, not {shown(key)}")
-            copy[plain_key] = self.child(plain_key, child)
-        return copy
-
-    def child(self, key: Any, value: Any) -> Any:
-        self.nodes += 1
+    def grow(self, nodes: int, characters: int) -> None:
+        self.nodes += nodes
+        self.characters += characters
         if self.nodes > MAX_NODES:
             raise self.error(f"more than {MAX_NODES:,} values, {_NEEDS}")
-        self.path.append(key)
-        if value is None or isinstance(value, (str, int, float)):
-            copy = self.leaf(value)
-        elif isinstance(value, (Mapping, list, tuple)):
-            if len(self.path) >= MAX_DEPTH:
-                raise self.error(f"nested deeper than {MAX_DEPTH} levels, {_NEEDS}")
-            if isinstance(value, Mapping):
-                copy = self.mapping(value)
+        if self.characters > MAX_BYTES:
+            raise self.error(f"more than {MAX_BYTES:,} characters, {_NEEDS}")
+
+    def mapping(self, value: Mapping[Any, Any]) -> dict[Any, Any]:
+        self.grow(len(value), 0)
+        copy = {}
+        for key, child in value.items():
+            if key.__class__ is str:  # what nearly all are, as nearly all values of a dump are null or flags:
+                self.characters += len(key)  # a call for each would take as long as all the rules do
+                plain_key = key
             else:
-                copy = [self.child(index, item) for index, item in enumerate(value)]
-        else:
-            copy = self.leaf(value)
-        self.path.pop()
+                plain_key = self.key(key)
+            if child is None or child.__class__ is bool:
+                copy[plain_key] = child
+                continue
+            self.path.append(plain_key)
+            copy[plain_key] = self.child(child)
+            self.path.pop()
+        self.grow(0, 0)
         return copy
+
+    def key(self, key: Any) -> Any:
+        plain = self.leaf(key)
+        if isinstance(plain, (str, int, float)):
+            return plain
+        raise self.error(f"a key must be text, not {shown(key)}")
+
+    def sequence(self, value: Sequence[Any]) -> list[Any]:
+        self.grow(len(value), 0)
+        copy = []
+        for index, child in enumerate(value):
+            self.path.append(index)
+            copy.append(self.child(child))
+            self.path.pop()
+        return copy
+
+    def child(self, value: Any) -> Any:
+        if isinstance(value, (str, int, float)) or not isinstance(value, (Mapping, list, tuple)):
+            return self.leaf(value)
+        if len(self.path) >= MAX_DEPTH:
+            raise self.error(f"nested deeper than {MAX_DEPTH} levels, {_NEEDS}")
+        return self.mapping(value) if isinstance(value, Mapping) else self.sequence(value)
 
     def leaf(self, value: Any) -> Any:
         """A single value; of a class that a recipe file cannot hold, as it is: its field refuses it."""
-        if isinstance(value, PathLike):
+        if value.__class__ is not str and isinstance(value, PathLike):
             value = fspath(value)
         if isinstance(value, str):
-            self.characters += len(value)
-            if self.characters > MAX_BYTES:
-                raise self.error(f"more than {MAX_BYTES:,} characters, {_NEEDS}")
-            return value if type(value) is str else str.__str__(value)
+            self.grow(0, len(value))
+            return value if value.__class__ is str else str.__str__(value)
         if isinstance(value, int) and not isinstance(value, bool):
             if abs(value) > MAX_INTEGER:
                 raise self.error(f"{shown(value)} is beyond 64 bits")

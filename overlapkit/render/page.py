@@ -57,6 +57,7 @@ def to_text(rule: Rule, width: int = 100) -> str:
     from textwrap import fill
 
     parts = page_parts(rule)
+    file = rule.check.__module__.replace(".", "/") + ".py"
     blocks = [f"{rule.code}  {rule.summary}"]
     if parts["what"]:
         blocks += [fill(paragraph, width) for paragraph in parts["what"].split("\n\n")]
@@ -65,6 +66,7 @@ def to_text(rule: Rule, width: int = 100) -> str:
         ("Fix", parts["fix"]),
         ("Holds for", "; ".join(applies_to(rule))),
         ("Source", rule.source),
+        ("In", file),
     )
     blocks += [fill(f"{label}: {text}", width, subsequent_indent="  ") for label, text in labelled]
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(blocks).replace("``", "`") + "\n"

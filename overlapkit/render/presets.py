@@ -33,7 +33,7 @@ def header(preset: Preset) -> dict[str, Any]:
 def print_list(presets: Sequence[Preset], stream: IO[str]) -> None:
     """One line per preset."""
     rows = [[str(getattr(preset, name)) for name in _COLUMNS] for preset in presets]
-    print_on(stream, lambda out: out.print(_table(list(_COLUMNS.values()), rows)), piped_width=160)
+    print_on(stream, lambda out: out.print(_table(list(_COLUMNS.values()), rows)), at_least=160)
 
 
 def print_preset(preset: Preset, stream: IO[str]) -> None:
@@ -47,7 +47,7 @@ def print_preset(preset: Preset, stream: IO[str]) -> None:
         out.print()
         out.print(_table(["layer", *options], rows))
 
-    print_on(stream, write)
+    print_on(stream, write, at_least=120)
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

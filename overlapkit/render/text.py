@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING
 
@@ -27,13 +28,15 @@ _FEATURES = (
 _ALWAYS = {("TP", "userbuffers"), ("DP", "gradient reduction"), ("DP", "parameter gathering")}
 _FRAMEWORKS = {"megatron-bridge": "Megatron-Bridge", "megatron-lm": "Megatron-LM"}
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
+_NARROW = 40  # columns that the wrapping text must have; with fewer it gets lines of its own
+_SPACES_AT_END = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$")  # before or between colour codes
 
 
-def print_on(stream: IO[str], write: Callable[[Console], None], *, piped_width: int = PIPED_WIDTH) -> None:
+def print_on(stream: IO[str], write: Callable[[Console], None], *, at_least: int | None = None) -> None:
     """Let ``write`` fill a console and put the result on ``stream``.
 
-    On a terminal: colour (plain text where NO_COLOR is set) and its width; elsewhere plain text of
-    ``piped_width`` columns. No line has spaces at its end.
+    On a terminal: colour (plain text where NO_COLOR is set) and its width; elsewhere plain text of 120 columns.
+    ``at_least`` columns in any case, for tables that would lose what does not fit. No line has spaces at its end.
     """
     from io import StringIO
 
@@ -44,13 +47,15 @@ def print_on(stream: IO[str], write: Callable[[Console], None], *, piped_width: 
     out = Console(
         file=buffer,
         force_terminal=terminal and not os.environ.get("NO_COLOR"),
-        width=None if terminal else piped_width,
+        width=None if terminal else PIPED_WIDTH,
         highlight=False,
         markup=False,
         emoji=False,
     )
+    out.width = max(out.width, at_least or 0)
     write(out)
-    stream.write("".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines()))
+    lines = (_SPACES_AT_END.sub(r"\1", line) for line in buffer.getvalue().splitlines())
+    stream.write("".join(f"{line}\n" for line in lines))
 
 
 def print_plan(plan: Plan, stream: IO[str]) -> None:
@@ -67,13 +72,21 @@ def print_plan(plan: Plan, stream: IO[str]) -> None:
 
 
 def _grid(out: Console, rows: Iterable[Sequence[tuple[str, str]]]) -> None:
-    """Rows of (text, style) cells in aligned columns; the last column wraps."""
+    """Rows of (text, style) cells in aligned columns; the last column wraps, below the others on a narrow terminal."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2))
     cells = [[Text(printable(text, limit=1000), style) for text, style in row] for row in rows]
+    fixed = [max(row[index].cell_len for row in cells) for index in range(len(cells[0]) - 1)]
+    if sum(fixed) + 2 * len(fixed) + 2 + _NARROW > out.width:
+        for row in cells:
+            first = Text("  ").join(cell for cell in row[:-1] if cell)
+            if first:
+                out.print(Padding(first, (0, 0, 0, 2)))
+            out.print(Padding(row[-1], (0, 0, 0, 6)))
+        return
+    table = Table.grid(padding=(0, 2))
     for index in range(len(cells[0])):
         table.add_column(no_wrap=index < len(cells[0]) - 1)
     for row in cells:
@@ -131,11 +144,13 @@ def _features(plan: Plan, out: Console) -> None:
     for group, what, setting in _FEATURES:
         on = bool(plan.settings[setting])
         because, code = _reason(plan, setting, on)
-        if not on and not code and (group, what) not in _ALWAYS:
+        expected = (group, what) in _ALWAYS or (what == "all-to-all" and plan.parallelism.ep > 1)
+        if not on and not code and not expected:
             continue
+        fails = on and any(d.severity == "error" and d.subject == setting for d in plan.decisions)
         rows.append(
             [
-                ("on" if on else "off", "green" if on else "dim"),
+                ("fails", "bold red") if fails else ("on", "green") if on else ("off", "dim"),
                 (group, ""),
                 (what, ""),
                 (code, "cyan"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from overlapkit.catalogue import container_of_core
 from overlapkit.facts import Facts
 from overlapkit.recipe.known_keys import known_keys, snapshots_around
 from overlapkit.rules.registry import (
@@ -99,19 +100,6 @@ def gpu_not_named(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("CFG004", source="megatron-bridge training/mixed_precision.py; Megatron-LM training/arguments.py")
-def precision_assumed(f: Facts, s: State) -> Finding:
-    """The recipe names no precision; BF16 mixed precision is taken.
-
-    Why: presets, bucket bytes and the conditions of expert-parallel overlap depend on the precision. A
-    framework that is told nothing trains in FP32, which hardly anybody means.
-    Fix: set ``mixed_precision``, for example ``bf16_mixed``.
-    """
-    if not f.precision.assumed:
-        return None
-    return info("mixed_precision", "no precision is named; bf16 is taken", fix="set mixed_precision=bf16_mixed")
-
-
 @rule(
     "CFG005",
     source="megatron-core num_microbatches_calculator.py; megatron-bridge training/config.py validate (0.5); "
@@ -123,12 +111,15 @@ def global_batch_not_divisible(f: Facts, s: State) -> Finding:
     ``global_batch_size`` must be a multiple of ``micro_batch_size`` times the data-parallel size. Bridge from
     0.5 and Megatron-LM from 0.18 say so first, of the evaluation batch, which is the same unless set.
 
+    ``decrease_batch_size_if_needed`` rounds it down, where that check does not come first; a batch that ramps up
+    is not looked at.
+
     Why: every data-parallel rank runs the same whole number of microbatches.
     Fix: change one of the sizes; data parallelism is the GPUs divided by TP, PP and CP.
     """
     train, dp = f.recipe.train, f.parallelism.dp
     micro, batch = train.micro_batch_size, train.global_batch_size
-    if micro is None or batch is None or batch % (micro * dp) == 0:
+    if micro is None or batch is None or batch % (micro * dp) == 0 or train.rampup_batch_size is not None:
         return None
     by = MEGATRON_CORE
     evaluation = f.recipe.validation.eval_micro_batch_size or micro
@@ -137,6 +128,10 @@ def global_batch_not_divisible(f: Facts, s: State) -> Finding:
             by = BRIDGE
         elif f.megatron_lm and f.core_in(">=0.18.0"):
             by = MEGATRON_LM
+    if train.decrease_batch_size_if_needed and by == MEGATRON_CORE:
+        rounded = batch // (micro * dp) * micro * dp
+        because = f"not a multiple of {micro * dp}: decrease_batch_size_if_needed makes it {rounded}"
+        return info("train.global_batch_size", because, requested=batch, value=rounded)
     return error(
         "train.global_batch_size",
         f"{batch} is not a multiple of micro_batch_size {micro} times DP {dp}",
@@ -187,41 +182,21 @@ def sequence_lengths_differ(f: Facts, s: State) -> Finding:
     Why: Bridge asserts that both are the same.
     Fix: set ``dataset.seq_length`` to ``model.seq_length``.
     """
-    model, dataset = f.recipe.model.seq_length, f.recipe.dataset.seq_length
+    model = f.recipe.model.seq_length
+    field = "sequence_length" if f.recipe.dataset.seq_length is None else "seq_length"
+    dataset = getattr(f.recipe.dataset, field)
     if model is None or dataset is None or model == dataset:
         return None
     if (f.recipe.dataset.kind or "").endswith("Provider"):
         return None
     return error(
-        "dataset.seq_length",
+        f"dataset.{field}",
         f"the dataset's sequences have {dataset} tokens, the model's {model}",
-        fix=f"set dataset.seq_length={model}",
+        fix=f"set dataset.{field}={model}",
         by=BRIDGE,
         at="validation",
         requested=dataset,
         value=dataset,
-    )
-
-
-@rule("CFG008", source="megatron-core transformer/transformer_config.py; Megatron-LM training/arguments.py")
-def two_precisions(f: Facts, s: State) -> Finding:
-    """BF16 and FP16 are both on.
-
-    Why: Megatron-Core accepts one of them, as does Megatron-LM's parser.
-    Fix: set one to false.
-    """
-    section = f.recipe.mixed_precision or f.recipe.model
-    if not (section.bf16 and section.fp16):
-        return None
-    name = "mixed_precision" if f.recipe.mixed_precision else "model"
-    return error(
-        f"{name}.fp16",
-        "bf16 and fp16 are both true",
-        fix=f"set {name}.fp16=false",
-        by=MEGATRON_LM if f.megatron_lm else MEGATRON_CORE,
-        at="validation",
-        requested=True,
-        value=True,
     )
 
 
@@ -262,16 +237,25 @@ def data_parallel_size_overwritten(f: Facts, s: State) -> Finding:
 def versions_assumed(f: Facts, s: State) -> Finding:
     """Versions that the recipe does not name, and where they are taken from.
 
-    From the container's row, else from the row of the named Bridge, else from the newest row.
+    From the container's row, else from the row of the named Bridge, else from the newest row. A Megatron-Core
+    that is named alone and is not that of the newest row gets a warning.
 
-    Why: conditions change between releases, so a plan is for one set of versions.
-    Fix: name them under ``software``, as text.
+    Why: conditions change between releases, so a plan is for one set of versions; versions that never were
+    in one container may meet conditions that no job has met.
+    Fix: name the container, or all versions, under ``software``, as text.
     """
     names = f.versions.assumed
     if not names:
         return None
     versions = ", ".join(f"{name} {getattr(f.versions, name)}" for name in names)
-    return info("software", f"not named, taken from {f.versions.row}: {versions}")
+    because = f"not named, so as in {f.versions.row}: {versions}"
+    software = f.recipe.software
+    alone = software.container is None and software.megatron_bridge is None and software.megatron_core is not None
+    container = container_of_core(f.versions.megatron_core) if alone and "transformer_engine" in names else None
+    if container is None:
+        return info("software", because)
+    because = f"{because}; but megatron-core {f.versions.megatron_core} was released with other versions"
+    return warning("software", because, fix=f"set software.container={container}, or name the versions")
 
 
 @rule("CFG011", source="overlapkit: what each check needs")
@@ -292,4 +276,29 @@ def sizes_not_given(f: Facts, s: State) -> Finding:
     missing = [name for name, value in sizes.items() if value is None]
     if not missing:
         return None
-    return info("recipe", f"not given, so not checked by: {', '.join(missing)}")
+    return info("recipe", f"not given: {', '.join(missing)}; what needs them was not checked")
+
+
+@rule(
+    "CFG013",
+    source="megatron-bridge training/config.py _validate_and_apply_deterministic_mode; Megatron-LM "
+    "training/arguments.py validate_args and training/determinism.py",
+)
+def fused_loss_in_deterministic_mode(f: Facts, s: State) -> Finding:
+    """The fused cross-entropy in deterministic mode.
+
+    Bridge's models have the fusion on unless told otherwise, Megatron-LM has it off.
+
+    Why: its sums have no fixed order; Bridge and Megatron-LM refuse it.
+    Fix: set ``model.cross_entropy_loss_fusion=false``.
+    """
+    model = f.recipe.model
+    if not model.deterministic_mode or model.cross_entropy_loss_fusion is False:
+        return None
+    subject, fix = "model.cross_entropy_loss_fusion", "set model.cross_entropy_loss_fusion=false"
+    if model.cross_entropy_loss_fusion:
+        by, because = MEGATRON_LM if f.megatron_lm else BRIDGE, "deterministic_mode excludes it"
+        return error(subject, because, fix=fix, by=by, at="validation", requested=True, value=True)
+    if f.megatron_lm or f.recipe.is_dump:
+        return None
+    return warning(subject, "not set: Bridge's models have it on, and deterministic_mode excludes it", fix=fix)

@@ -67,3 +67,25 @@ def hierarchical_sizes(f: Facts, s: State) -> Finding:
             by, at = MEGATRON_CORE, "initialize_model_parallel"
     subject = "model.hierarchical_context_parallel_sizes"
     return error(subject, because, fix=fix, by=by, at=at, requested=sizes, value=sizes)
+
+
+@rule("CP003", source="megatron-core transformer/transformer_config.py")
+def comm_types_per_layer(f: Facts, s: State) -> Finding:
+    """A list in ``cp_comm_type`` has one entry per layer.
+
+    Why: each layer takes its own entry; Megatron-Core asserts that there are as many as layers. A single entry is
+    taken for all layers here.
+    Fix: give one name for all layers, or one per layer.
+    """
+    kinds, layers = f.recipe.model.cp_comm_type, f.recipe.model.num_layers
+    if f.parallelism.cp == 1 or kinds is None or layers is None or len(kinds) in (1, layers):
+        return None
+    return error(
+        "model.cp_comm_type",
+        f"{len(kinds)} entries for {layers} layers",
+        fix=f"set model.cp_comm_type={kinds[0]}" if len(set(kinds)) == 1 else f"give {layers} entries, or one name",
+        by=MEGATRON_CORE,
+        at="validation",
+        requested=list(kinds),
+        value=list(kinds),
+    )

@@ -25,6 +25,8 @@ OPT_PARAM_GATHER = "optimizer.overlap_param_gather"
 WITH_STEP = "optimizer.overlap_param_gather_with_optimizer_step"
 DELAY = "ddp.delay_wgrad_compute"
 BRIDGE_BUCKET = 128 * 1024 * 1024  # parameters
+ORDINARY = ("adam", "sgd")  # optimizers that step every parameter by itself
+RAW_STANDS = "so that ddp's own data-parallel values stand, not comm_overlap's"
 _SETUP = "megatron-bridge training/comm_overlap.py"
 _PARSER = "Megatron-LM training/arguments.py validate_args"
 # comm_overlap's field -> the settings that Bridge writes it to.
@@ -93,7 +95,7 @@ def dp_flags_ignored(f: Facts, s: State) -> Finding:
     ignored without a word.
     Fix: set ``ddp.use_distributed_optimizer=true``, or the raw ``ddp`` values.
     """
-    if not f.overlap_setup or f.dist_opt_at_setup:
+    if not f.overlap_setup or f.dist_opt_at_setup or f.fsdp:  # FSDP003 speaks for Megatron-FSDP
         return None
     names = [
         name
@@ -114,9 +116,31 @@ def dp_flags_ignored(f: Facts, s: State) -> Finding:
     ]
 
 
-def home(f: Facts, other: str = "ddp") -> str:
-    """The section in which a data-parallel value takes effect: Bridge reads comm_overlap or passes it over."""
-    return "comm_overlap" if f.megatron_lm or (f.overlap_setup and f.dist_opt_at_setup) else other
+def home(f: Facts, name: str, other: str = "ddp") -> str:
+    """The section in which a data-parallel value takes effect.
+
+    Bridge reads ``comm_overlap`` or passes it over. Megatron-LM has one flag for both sections; a value
+    of ``comm_overlap`` counts first, a null there leaves the other's.
+    """
+    overlap = f.recipe.comm_overlap
+    if f.bridge:
+        counts = f.overlap_setup and f.dist_opt_at_setup
+    else:
+        only_there = getattr(getattr(f.recipe, other), name) is not None
+        counts = overlap is not None and (getattr(overlap, name) is not None or not only_there)
+    return "comm_overlap" if counts else other
+
+
+def layer_wise(f: Facts) -> bool:
+    """Muon and its like with every layer's state on one data-parallel rank.
+
+    Asked for by the name; from core 0.18 also by the distributed optimizer in Megatron-LM, behind Bridge by
+    a field of the optimizer.
+    """
+    name = f.recipe.optimizer.optimizer or "adam"
+    if name in ORDINARY or name.startswith("dist_") or f.core_in("<0.18.0rc0"):
+        return name.startswith("dist_")
+    return f.dist_opt if f.megatron_lm else bool(f.recipe.optimizer.use_layer_wise_distributed_optimizer)
 
 
 def _dist_opt_text(f: Facts) -> str:
@@ -157,7 +181,8 @@ def distributed_optimizer_on_one_side(f: Facts, s: State) -> Finding:
 
     Bridge makes both true, but after its overlap set-up, which reads ``ddp``'s.
 
-    Why: set on ``optimizer`` only, the job gets a distributed optimizer without any data-parallel overlap.
+    Why: set on ``optimizer`` only, the job gets a distributed optimizer without Bridge's data-parallel
+    defaults and without what ``comm_overlap`` says of them; the raw ``ddp`` values stand.
     Fix: set it on both.
     """
     ddp, optimizer = bool(f.recipe.ddp.use_distributed_optimizer), bool(f.recipe.optimizer.use_distributed_optimizer)
@@ -165,9 +190,10 @@ def distributed_optimizer_on_one_side(f: Facts, s: State) -> Finding:
         return None
     if ddp:
         return info("optimizer.use_distributed_optimizer", "Bridge turns it on, as ddp has it", value=True)
-    because = "true on optimizer only: Bridge turns ddp's on after the overlap set-up, so nothing overlaps"
-    if not f.overlap_setup:
-        because = "true on optimizer only: Bridge turns ddp's on"
+    because = "true on optimizer only: Bridge turns ddp's on"
+    if f.overlap_setup:
+        nothing = "" if s[GRAD_REDUCE] or s[PARAM_GATHER] else ": nothing overlaps"
+        because = f"{because} after the overlap set-up, {RAW_STANDS}{nothing}"
     return warning(
         "ddp.use_distributed_optimizer",
         because,
@@ -208,11 +234,11 @@ def param_gather_without_grad_reduce(f: Facts, s: State) -> Finding:
     """
     if not s[PARAM_GATHER] or s[GRAD_REDUCE]:
         return None
-    fix = f"set {home(f)}.overlap_grad_reduce=true"
+    fix = f"set {home(f, 'overlap_grad_reduce')}.overlap_grad_reduce=true"
     if f.megatron_lm:
         because = "overlap_param_gather needs overlap_grad_reduce"
         return error(PARAM_GATHER, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True)
-    if f.parallelism.dp * f.parallelism.cp == 1:
+    if f.fsdp or f.torch_fsdp2 or f.parallelism.dp * f.parallelism.cp == 1:
         return None
     because = "without overlap_grad_reduce there is one bucket, so one all-gather and little to hide"
     reads_overlap = f.overlap_setup and f.dist_opt_at_setup
@@ -224,15 +250,14 @@ def param_gather_without_grad_reduce(f: Facts, s: State) -> Finding:
 def param_gather_needs_distributed_optimizer(f: Facts, s: State) -> Finding:
     """Parameter gathering overlaps only with the distributed optimizer.
 
-    Megatron-LM refuses it otherwise; Megatron-FSDP and, from 0.17, the layer-wise Muon count as well. Bridge
-    checks nothing: Megatron-Core before 0.17 ignores the flag, newer ones take it for the layer-wise
-    optimizer and fail at the first gather.
+    Megatron-LM refuses it otherwise; Megatron-FSDP and, from 0.17, a layer-wise optimizer such as
+    ``dist_muon`` count as well. Bridge checks nothing: Megatron-Core before 0.17 ignores the flag, newer ones
+    take it for the layer-wise optimizer and fail at the first gather.
 
     Why: without it every rank holds all parameters and gathers none.
     Fix: set ``ddp.use_distributed_optimizer=true``.
     """
-    layer_wise = f.core_in(">=0.17.0rc0") and f.recipe.optimizer.optimizer == "dist_muon"
-    if not s[PARAM_GATHER] or f.dist_opt or layer_wise:
+    if not s[PARAM_GATHER] or f.dist_opt or f.fsdp or (f.core_in(">=0.17.0rc0") and layer_wise(f)):
         return None
     because, fix = "use_distributed_optimizer is false", "set ddp.use_distributed_optimizer=true"
     if f.megatron_lm:
@@ -249,15 +274,16 @@ def gather_with_step(f: Facts, s: State) -> Finding:
     """``overlap_param_gather_with_optimizer_step`` and what it needs.
 
     The distributed optimizer, ``overlap_param_gather`` and virtual stages. Megatron-LM refuses it without,
-    and with distributed checkpointing, its default. Bridge leaves it off because of an issue with
-    checkpointing, and checks nothing; without a second chunk to step through, Megatron-Core fails.
+    and with distributed checkpoints: its default and every format but ``torch``. Bridge leaves it off because
+    of an issue with checkpointing, and checks nothing; without a second chunk to step through, Megatron-Core
+    fails.
 
     Why: the first chunk's all-gather starts while the optimizer still steps through the others.
     Fix: leave it off.
     """
     if not s[WITH_STEP]:
         return None
-    fix = f"set {home(f, 'optimizer')}.overlap_param_gather_with_optimizer_step=false"
+    fix = step_off(f)
     needs = {
         "the distributed optimizer": f.dist_opt,
         "overlap_param_gather": s[OPT_PARAM_GATHER],
@@ -273,11 +299,17 @@ def gather_with_step(f: Facts, s: State) -> Finding:
     if not f.megatron_lm:
         because = "upstream leaves it off because of an issue with checkpointing"
         return warning(WITH_STEP, because, fix=fix, requested=True)
-    if f.written("checkpoint.ckpt_format"):
-        return warning(WITH_STEP, "only the checkpoint format torch allows it", fix=fix, requested=True)
-    because = "Megatron-LM refuses it with distributed checkpoints, its default"
+    said = f.recipe.checkpoint.ckpt_format
+    if said == "torch":
+        return None
+    because = f"Megatron-LM refuses it with distributed checkpoints{f' such as {said}' if said else ', its default'}"
     fix = f"{fix}, or checkpoint.ckpt_format=torch"
     return error(WITH_STEP, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True)
+
+
+def step_off(f: Facts) -> str:
+    name = "overlap_param_gather_with_optimizer_step"
+    return f"set {home(f, name, 'optimizer')}.{name}=false"
 
 
 @rule("DP010", source="megatron-bridge training/mixed_precision.py setup", megatron_lm=None)

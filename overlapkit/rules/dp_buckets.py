@@ -8,6 +8,9 @@ from overlapkit.rules.registry import MEGATRON_CORE, MEGATRON_LM, Finding, State
 from overlapkit.versions import parse_version
 
 _DDP = "megatron-core distributed/distributed_data_parallel.py"
+_WRAPPERS = (
+    "Megatron-LM training/training.py and training/models/dist_utils.py; megatron-bridge models/model_provider.py"
+)
 _MIB = 1024 * 1024
 
 
@@ -31,31 +34,32 @@ def nccl_user_buffers_and_segments(f: Facts, s: State) -> Finding:
         "expandable_segments:True excludes ddp.nccl_ub",
         fix="remove expandable_segments:True from it",
         by=MEGATRON_CORE,
-        at="validation",
+        at="validation" if f.bridge or f.core_in(">=0.18.0rc0") else "construction",
         requested=given,
         value=given,
     )
 
 
-@rule("DP012", source=f"{_DDP} and distributed/param_and_grad_buffer.py")
+@rule("DP012", source=f"{_DDP} and distributed/param_and_grad_buffer.py; {_WRAPPERS}")
 def bucket_in_bytes(f: Facts, s: State) -> Finding:
     """What a bucket of this recipe is in bytes.
 
     ``bucket_size`` counts parameters, not bytes: 134,217,728 parameters are 256 MiB of BF16 and 512 MiB of
-    FP32. Unset, it is the larger of 40,000,000 and 1,000,000 times DP (times CP too in Megatron-LM).
+    FP32. Unset, it is the larger of 40,000,000 and 1,000,000 times DP; times CP too in Megatron-LM and, as it
+    wraps the model with Megatron-LM's own code, in Bridge from 0.5.
 
     Why: each bucket is one reduce-scatter of gradients and one all-gather of parameters; its bytes decide
     whether the collective reaches its bandwidth.
     Fix: set ``comm_overlap.bucket_size`` in parameters.
     """
-    if f.fsdp or f.parallelism.dp * f.parallelism.cp == 1 or not s[GRAD_REDUCE]:
+    if _no_buckets(f) or not s[GRAD_REDUCE]:
         return None
     size = s[BUCKET]
     default = size is None
     if not default and size <= 0:
         return None
     if default:
-        if f.megatron_lm and f.recipe.ddp.num_buckets is not None:
+        if _wrapped_by_megatron(f) and f.recipe.ddp.num_buckets is not None:
             return None
         size = default_bucket(f)
     grads, params, parameters = size * f.precision.grad_bytes, size * f.precision.param_bytes, "parameters"
@@ -68,22 +72,32 @@ def bucket_in_bytes(f: Facts, s: State) -> Finding:
         moves = f"a reduce-scatter of {_mib(grads)} {kind} gradients and an all-gather of {_mib(params)} {parameters}"
     origin = ""
     if default:
-        ranks = "DP" if f.parallelism.cp == 1 or not f.megatron_lm else "DP · CP"
+        ranks = "DP" if f.parallelism.cp == 1 or not _wrapped_by_megatron(f) else "DP · CP"
         origin = f" (unset: the larger of 40,000,000 and 1,000,000 · {ranks})"
     return info(BUCKET, f"{size:,} parameters{origin}: {moves}")
 
 
 def default_bucket(f: Facts) -> int:
     """Megatron-Core's bucket in parameters where none is set."""
-    ranks = f.parallelism.dp * (f.parallelism.cp if f.megatron_lm else 1)
+    ranks = f.parallelism.dp * (f.parallelism.cp if _wrapped_by_megatron(f) else 1)
     return max(40_000_000, 1_000_000 * ranks)
+
+
+def _wrapped_by_megatron(f: Facts) -> bool:
+    """Whether Megatron-LM's code wraps the model; Bridge from 0.5 takes it from megatron/training/models."""
+    return f.megatron_lm or f.bridge_in(">=0.5.0")
+
+
+def _no_buckets(f: Facts) -> bool:
+    """Whether DDP has none to reduce: FSDP shards layer by layer, and one rank reduces nothing."""
+    return f.fsdp or f.torch_fsdp2 or f.parallelism.dp * f.parallelism.cp == 1
 
 
 def _mib(count: int) -> str:
     return f"{count / _MIB:,.0f} MiB" if count % _MIB == 0 else f"{count / _MIB:,.1f} MiB"
 
 
-@rule("DP013", source=f"{_DDP}; megatron-bridge models/model_provider.py; Megatron-LM training/training.py")
+@rule("DP013", source=f"{_DDP}; {_WRAPPERS}")
 def effective_buckets(f: Facts, s: State) -> Finding:
     """The effective bucket per stage and chunk.
 
@@ -95,47 +109,50 @@ def effective_buckets(f: Facts, s: State) -> Finding:
     Fix: nothing to do; do not expect ``bucket_size`` to change the other stages.
     """
     p = f.parallelism
-    if f.fsdp or p.dp * p.cp == 1:
+    if _no_buckets(f):
         return None
     if not s[GRAD_REDUCE]:
-        asked = f.asked.bucket_size
+        # Where Bridge passes comm_overlap over, DP003 says what becomes of its value.
+        asked = (f.asked if home(f, "bucket_size") == "comm_overlap" else f.recipe.ddp).bucket_size
         because = "without overlap_grad_reduce every stage and chunk has one bucket"
-        if asked is not None:
-            return warning(BUCKET, because, requested=asked, fix=f"set {home(f)}.overlap_grad_reduce=true")
-        return info(BUCKET, because)
+        if asked is None:
+            return info(BUCKET, because)
+        fix = f"set {home(f, 'overlap_grad_reduce')}.overlap_grad_reduce=true"
+        return warning(BUCKET, because, requested=asked, fix=fix)
     if s[WITH_STEP]:
         return info(BUCKET, "overlap_param_gather_with_optimizer_step: every stage and chunk has one bucket")
     chunks = p.vp or 1
     if p.pp == 1 and chunks == 1:
         return None
     size = s[BUCKET] if s[BUCKET] is not None else default_bucket(f)
-    cut = f"buckets of {size:,} parameters"
-    if f.megatron_lm and s[BUCKET] is None and f.recipe.ddp.num_buckets is not None:
-        cut = f"{f.recipe.ddp.num_buckets} buckets"
+    cut, count = f"buckets of {size:,} parameters", f.recipe.ddp.num_buckets
+    if _wrapped_by_megatron(f) and s[BUCKET] is None and count is not None:
+        # The size is counted over all chunks of the rank, and cuts the first.
+        cut = f"buckets of 1/{count} of the rank's parameters" if chunks > 1 else f"{count} buckets"
     first = "PP rank 0" + (", chunk 0" if chunks > 1 else "")
     return info(BUCKET, f"only {first} is cut into {cut}; every other stage or chunk has one")
 
 
 @rule(
     "DP014",
-    source="megatron-core distributed/distributed_data_parallel_config.py (0.18); Megatron-LM training/training.py",
+    source=f"megatron-core distributed/distributed_data_parallel_config.py (0.18); {_WRAPPERS}",
 )
 def two_bucket_rules(f: Facts, s: State) -> Finding:
     """``num_buckets`` and ``bucket_size`` exclude each other, and ``num_buckets`` is at least 1.
 
-    Megatron-Core checks it from 0.18, Megatron-LM's own code before. Only Megatron-LM makes a bucket size of
-    ``num_buckets``; Bridge does nothing with it, and writes a bucket size whenever DP is above 1.
+    Megatron-Core checks it from 0.18, Megatron-LM's own code before. Megatron-LM makes a bucket size of
+    ``num_buckets``, Bridge from 0.5 too; but its set-up writes a bucket size whenever DP is above 1.
 
     Why: two rules for one size.
     Fix: use ``bucket_size``.
     """
     count = f.recipe.ddp.num_buckets
     in_core = f.core_in(">=0.18.0rc0")
-    if count is None or (f.bridge and not in_core):
+    if count is None or (f.bridge and not in_core) or (f.megatron_lm and f.torch_fsdp2):
         return None
     fix = "set ddp.num_buckets=null"
     if s[BUCKET] is None and count > 0:
-        if f.megatron_lm or f.fsdp:
+        if _wrapped_by_megatron(f) or f.fsdp:
             return None
         return warning("ddp.num_buckets", "Bridge makes no bucket size of it", requested=count, value=count, fix=fix)
     return error(
@@ -159,13 +176,13 @@ def bucket_of_nothing(f: Facts, s: State) -> Finding:
     Fix: leave ``bucket_size`` null, or count it in parameters.
     """
     size = s[BUCKET]
-    if size is None or size > 0 or not s[GRAD_REDUCE]:
+    if size is None or size > 0 or not s[GRAD_REDUCE] or f.fsdp or f.torch_fsdp2:
         return None
     return warning(
         BUCKET,
         f"{size}: every parameter becomes a bucket of its own",
         requested=size,
-        fix=f"set {home(f)}.bucket_size=null",
+        fix=f"set {home(f, 'bucket_size')}.bucket_size=null",
     )
 
 

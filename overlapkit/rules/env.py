@@ -12,6 +12,7 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _PLUGIN = "megatron-bridge recipes/run_plugins.py PerfEnvPlugin (0.2 to 0.5.1)"
 _PERF = "megatron-bridge perf_recipes (0.6)"
 _LARGE = 70_000_000_000  # parameters
+_VOCABULARY = 262_144  # of the largest in use
 _CHUNK = "2097152"  # bytes
 
 
@@ -42,6 +43,8 @@ def connections(f: Facts, s: State) -> tuple[str, str] | None:
         # The performance rule names its GPUs, and r100 is not among them; the library's rule still holds for it.
         if splits or (f.gpu.name != "r100" and not f.bridge_in("<0.6.0")):
             value, because = "32", f"{f.gpu.generation} needs no single queue, and collectives get queues of their own"
+    elif needs_order(f) and f.recipe.model.pipeline_model_parallel_comm_backend == "ucc":
+        return "8", "the UCC pipeline backend refuses 1, which TP or CP would want"
     elif needs_order(f) and not s[EP_OVERLAP]:
         axes = " and ".join(name for name, size in (("TP", p.tp), ("CP", p.cp)) if size > 1)
         value, because = "1", f"{axes} on {f.gpu.generation}: kernels must start in the order of their launch"
@@ -80,9 +83,10 @@ def both_choices(f: Facts, s: State) -> Finding:
     """
     if not s[EP_OVERLAP] or not needs_order(f) or f.fsdp:
         return None
+    who = "Megatron-LM" if f.megatron_lm else "Bridge"
     return warning(
         f"env.{CONNECTIONS}",
-        "EP overlap wants several device connections, TP and CP want one: 1 favours TP and CP, 32 the all-to-all",
+        f"{s[f'env.{CONNECTIONS}']} is what {who} takes; 1 favours TP and CP, 32 the EP all-to-all",
         fix="use TP 1 and CP 1 with EP overlap, or measure CUDA_DEVICE_MAX_CONNECTIONS=1 against 32",
     )
 
@@ -100,7 +104,12 @@ def layernorm_margin(f: Facts, s: State) -> Iterable[Verdict]:
         return
     wide = f.flex_backend in ("deepep", "hybridep") and f.bridge_in(">=0.6.0")
     value = "20" if wide else "16"
-    because = f"{f.flex_backend}'s kernels need more SMs" if wide else "SMs that norm kernels leave to collectives"
+    because = "SMs that norm kernels leave to collectives"
+    if wide:
+        uses = f.recipe.model.num_moe_experts and f.dispatcher == "flex"
+        because = f"{f.flex_backend}'s kernels need more SMs"
+        if not uses:
+            because = f"what Bridge takes while moe_flex_dispatcher_backend is {f.flex_backend}, in use or not"
     for name in ("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN"):
         yield info(f"env.{name}", because, value=value)
 
@@ -115,7 +124,13 @@ def p2p_chunk_size(f: Facts, s: State) -> Finding:
     Fix: export it.
     """
     size = f.dense_parameters
-    if f.parallelism.pp == 1 or size is None or size < _LARGE:
+    if f.parallelism.pp == 1 or size is None:
+        return None
+    hidden = f.recipe.model.hidden_size or 0
+    if f.recipe.model.vocab_size is None and size < _LARGE <= size + 2 * _VOCABULARY * hidden:
+        because = f"{size / 1e9:.1f} billion parameters without the embeddings, 2097152 from 70 with them"
+        return info("env.NCCL_P2P_NET_CHUNKSIZE", because, fix="set model.vocab_size")
+    if size < _LARGE:
         return None
     because = f"PP {f.parallelism.pp} of a dense model with {size / 1e9:.0f} billion parameters"
     return info("env.NCCL_P2P_NET_CHUNKSIZE", because, value=_CHUNK)
@@ -135,22 +150,18 @@ def nvlink_sharp(f: Facts, s: State) -> Finding:
     return None
 
 
-@rule(
-    "ENV006",
-    source="megatron-bridge scripts/performance/perf_plugins.py (0.5.1) and perf_recipes (0.6)",
-    bridge=">=0.6.0",
-)
+@rule("ENV006", source="megatron-bridge scripts/performance/perf_plugins.py (0.5.1) and perf_recipes (0.6)")
 def hybridep_domain(f: Facts, s: State) -> Iterable[Verdict]:
     """The NVLink domain that HybridEP works in.
 
     GPUs with a rack-wide domain: 72, MNNVL on, all EP ranks in one domain. Others: 8, MNNVL off, at most 8
-    EP ranks in one. 128 tokens per combined chunk.
+    EP ranks in one. 128 tokens per combined chunk, from Bridge 0.4.
 
     Why: HybridEP cannot find the domain out by itself; a wrong number sends traffic over the network, or
     past the end of NVLink.
     Fix: export them, and again after changing ``expert_model_parallel_size``.
     """
-    if f.flex_backend != "hybridep" or f.gpu is None:
+    if f.flex_backend != "hybridep" or f.gpu is None or (f.parallelism.ep == 1 and f.bridge_in("<0.6.0")):
         return
     rack = f.gpu.nvlink_domain_size == 72 or f.gpu.generation == "rubin"
     ep = f.parallelism.ep
@@ -161,8 +172,9 @@ def hybridep_domain(f: Facts, s: State) -> Iterable[Verdict]:
         "NVLINK_DOMAIN_SIZE": "72" if rack else "8",
         "USE_MNNVL": "1" if rack else "0",
         "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": str(ep if rack else min(8, ep)),
-        "NUM_OF_TOKENS_PER_CHUNK_COMBINE_API": "128",
     }
+    if not f.bridge_in("<0.4.0"):
+        values["NUM_OF_TOKENS_PER_CHUNK_COMBINE_API"] = "128"
     for name, value in values.items():
         yield info(f"env.{name}", because, value=value)
 
@@ -183,9 +195,14 @@ def record_streams(f: Facts, s: State) -> Finding:
     return None
 
 
-@rule("ENV008", source="megatron-bridge perf_recipes (0.6); megatron-core transformer/cuda_graphs.py")
+@rule(
+    "ENV008",
+    source="megatron-bridge perf_recipes (0.6); megatron-core transformer/cuda_graphs.py",
+    bridge=">=0.6.0",
+    megatron_lm=None,
+)
 def allocator(f: Facts, s: State) -> Iterable[Verdict]:
-    """``PYTORCH_CUDA_ALLOC_CONF`` and ``NCCL_GRAPH_REGISTER`` from Bridge 0.6.
+    """``PYTORCH_CUDA_ALLOC_CONF`` and ``NCCL_GRAPH_REGISTER``.
 
     Expandable segments and no registration of graph memory; both are left unset with NCCL user buffers.
     CUDA graphs of whole iterations reuse recorded streams besides.
@@ -194,7 +211,7 @@ def allocator(f: Facts, s: State) -> Iterable[Verdict]:
     memory that has moved.
     Fix: export both, or neither with ``ddp.nccl_ub``.
     """
-    if not f.bridge_in(">=0.6.0") or f.recipe.ddp.nccl_ub:
+    if f.recipe.ddp.nccl_ub:
         return
     conf = "expandable_segments:True"
     if f.full_iteration_graph:

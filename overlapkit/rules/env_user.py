@@ -6,6 +6,8 @@ exported, and nothing here speaks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from overlapkit.errors import printable
 from overlapkit.facts import Facts
 from overlapkit.rules.env import CONNECTIONS, needs_order
@@ -24,6 +26,7 @@ from overlapkit.rules.registry import (
 )
 
 _SUBJECT = f"env_vars.{CONNECTIONS}"
+_HYBRIDEP = ("NVLINK_DOMAIN_SIZE", "USE_MNNVL", "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN")
 _ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 _DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",), "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8")}
 
@@ -85,7 +88,8 @@ def connections_differ(f: Facts, s: State) -> Finding:
     if f.fsdp or f.torch_fsdp2:
         return None if effective == "1" else info(_SUBJECT, f"the plan takes {needed}", requested=said, value=needed)
     if s[EP_OVERLAP] and needs_order(f):
-        return None  # ENV002 names both choices
+        gains = {"1": "1 favours TP and CP", "32": "32 favours the EP all-to-all"}.get(effective, "ENV002 names both")
+        return info(_SUBJECT, f"{gains}, the plan takes {needed}; {_wins(f)}", requested=said, value=needed)
     if f.megatron_lm and needed == "1":
         return None  # ENV011
     cost = _cost(f, s, effective, needed)
@@ -122,7 +126,8 @@ def other_variables(f: Facts, s: State) -> Finding:
         return None
     needed = {name[4:]: value for name, value in s.items() if name.startswith("env.") and value is not None}
     needed.pop(CONNECTIONS, None)
-    needed.pop("UB_SKIPMC", None)
+    for name in ("UB_SKIPMC", *_HYBRIDEP):
+        needed.pop(name, None)
     findings = [
         info(f"env_vars.{name}", f"the plan takes {value}; {_wins(f)}", requested=given[name], value=value)
         for name, value in needed.items()
@@ -132,6 +137,61 @@ def other_variables(f: Facts, s: State) -> Finding:
     if missing:
         findings.append(info("env_vars", f"not among them: {', '.join(missing)}"))
     return findings
+
+
+@rule("ENV017", source="megatron-bridge issues 5365 and 6062, perf_recipes (0.6)")
+def hybridep_domain_differs(f: Facts, s: State) -> Iterable[Verdict]:
+    """HybridEP's domain in ``env_vars`` is not the one of this GPU and EP.
+
+    A recipe's variables stay behind when an override changes ``expert_model_parallel_size`` or the GPU.
+
+    Why: with too small a number traffic within the NVLink domain takes the network; with too large a one HybridEP
+    writes past the domain and hangs or crashes.
+    Fix: set the plan's values.
+    """
+    given = f.recipe.env_vars
+    if given is None:
+        return
+    for name in _HYBRIDEP:
+        needed = s.get(f"env.{name}")
+        said = given.get(name)
+        if needed is None or said == needed:
+            continue
+        because = "not set" if said is None else printable(said)
+        where = f"{f.gpu.name if f.gpu else 'this GPU'} with EP {f.parallelism.ep}"
+        yield warning(
+            f"env_vars.{name}",
+            f"{because}, {where} needs {needed}: traffic leaves NVLink, or goes past its end; {_wins(f)}",
+            requested=said,
+            value=needed,
+            fix=f"set env_vars.{name}={needed}",
+        )
+
+
+@rule("ENV018", source="megatron-core parallel_state.py initialize_model_parallel")
+def ucc_needs_connections(f: Facts, s: State) -> Finding:
+    """UCC for pipeline messages and ``CUDA_DEVICE_MAX_CONNECTIONS=1``.
+
+    Why: UCC's kernels would wait behind compute, so Megatron-Core asserts another number. Megatron-LM asserts 1 for
+    TP or CP before Blackwell, so that both cannot be met.
+    Fix: remove ``model.pipeline_model_parallel_comm_backend``.
+    """
+    if f.recipe.model.pipeline_model_parallel_comm_backend != "ucc" or f.parallelism.pp == 1:
+        return None
+    asserted = f.megatron_lm and needs_order(f) and not (f.fsdp or f.torch_fsdp2 or s[EP_OVERLAP])
+    if _said(f, CONNECTIONS) != "1" and not asserted:
+        return None
+    because = f"ucc excludes {CONNECTIONS}=1" + (", which Megatron-LM asserts for TP or CP" if asserted else "")
+    fix = "set model.pipeline_model_parallel_comm_backend=nccl"
+    return error(
+        "model.pipeline_model_parallel_comm_backend",
+        because,
+        fix=fix if asserted else f"{fix}, or env_vars.{CONNECTIONS}=8",
+        by=MEGATRON_CORE,
+        at="initialize_model_parallel",
+        requested="ucc",
+        value="ucc",
+    )
 
 
 @rule(

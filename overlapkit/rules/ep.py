@@ -8,12 +8,96 @@ from core 0.14.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from overlapkit.facts import Facts
-from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, Finding, State, error, rule
+from overlapkit.rules.registry import (
+    BRIDGE,
+    MEGATRON_CORE,
+    Finding,
+    State,
+    Verdict,
+    error,
+    registered,
+    rule,
+    warning,
+)
 
 EP_OVERLAP = "model.overlap_moe_expert_parallel_comm"
+DELAY = "model.delay_wgrad_compute"
 FLAG = ">=0.14.0"  # Megatron-LM's versions that have the flags
 SOURCE = "megatron-bridge training/comm_overlap.py; megatron-core transformer/transformer_config.py"
+GATES = (*(f"EP{number:03}" for number in range(1, 14)), "EP032", "EP034")
+DELAY_AND_GRAPHS = ("EP018", "EP019", "EP020", "EP021")
+
+
+# --- what fixes name --------------------------------------------------------------------------
+
+
+def home(f: Facts) -> str:
+    """The section in which EP overlap is asked for: where ``comm_overlap`` is null, Bridge reads the model's values."""
+    return "comm_overlap" if f.overlap_setup or (f.megatron_lm and f.recipe.comm_overlap is not None) else "model"
+
+
+def switch_off(f: Facts, name: str) -> list[str]:
+    """What turns a switch off in every section that has it on; the delay stands on ``ddp`` too in Megatron-LM."""
+    sections: dict[str, object] = {"comm_overlap": f.recipe.comm_overlap, "model": f.recipe.model}
+    if f.megatron_lm and name == "delay_wgrad_compute":
+        sections["ddp"] = f.recipe.ddp
+    return [f"{section}.{name}=false" for section, values in sections.items() if getattr(values, name, None)]
+
+
+def overlap_off(f: Facts, s: State) -> str:
+    """What turns EP overlap off, and with it all that needs it."""
+    changes = switch_off(f, "overlap_moe_expert_parallel_comm")
+    if s[DELAY]:
+        changes += switch_off(f, "delay_wgrad_compute")
+    if f.recipe.model.ep_overlap_early_attn_memory_release and f.core_in(">=0.16.0"):
+        changes.append("model.ep_overlap_early_attn_memory_release=false")
+    return " and ".join(changes)
+
+
+def alltoall(f: Facts) -> str:
+    """What changes the dispatcher to alltoall: beside it Megatron-Core refuses what only flex can use (EP035)."""
+    model = f.recipe.model
+    changes = ["model.moe_token_dispatcher_type=alltoall"]
+    if model.moe_enable_deepep:
+        changes.append("model.moe_enable_deepep=false")
+    if model.moe_flex_dispatcher_backend == "ncclep" and f.core_in(">=0.19.0"):
+        changes.append("model.moe_flex_dispatcher_backend=null")
+    return " and ".join(changes)
+
+
+def graphs_off(f: Facts) -> str:
+    """What turns CUDA graphs off, be they asked for by an older flag."""
+    model = f.recipe.model
+    changes = [] if model.cuda_graph_impl in (None, "none") else ["model.cuda_graph_impl=none"]
+    changes += [f"model.{name}=false" for name in ("enable_cuda_graph", "external_cuda_graph") if getattr(model, name)]
+    return " and ".join(changes)
+
+
+def graph_field(f: Facts) -> str:
+    """Where the captured parts are named: as the user does, else as this Megatron-Core does."""
+    model = f.recipe.model
+    if model.cuda_graph_scope or (f.core_in("<0.18.0") and not model.cuda_graph_modules):
+        return "model.cuda_graph_scope"
+    return "model.cuda_graph_modules"
+
+
+def passes(f: Facts, s: State, *codes: str) -> bool:
+    """Whether none of these rules finds an error; for a fix, with the facts and the state as it would leave them."""
+    rules = registered()
+    found = (rules[code].check(f, s) for code in codes if rules[code].holds_for(f.versions))
+    return not any(isinstance(verdict, Verdict) and verdict.severity == "error" for verdict in found)
+
+
+def may_overlap(f: Facts, s: State) -> bool:
+    """Whether EP overlap, were it asked for, would pass its gates."""
+    asked = replace(f.asked, overlap_moe_expert_parallel_comm=True)
+    return passes(replace(f, asked=asked), {**s, EP_OVERLAP: True}, *GATES)
+
+
+# --- the gates --------------------------------------------------------------------------------
 
 
 def _ep_gate(f: Facts, s: State, fails: bool, because: str, fix: str, *, bridge_checks: bool = True) -> Finding:
@@ -34,10 +118,10 @@ def ep_overlap_needs_ep(f: Facts, s: State) -> Finding:
     """EP overlap needs expert parallelism.
 
     Why: it hides the all-to-all between expert-parallel ranks; at EP 1 there is none.
-    Fix: raise ``model.expert_model_parallel_size``, or turn the overlap off.
+    Fix: raise ``model.expert_model_parallel_size``, or turn the overlap off and with it what needs it.
     """
     ep = f.parallelism.ep
-    fix = "set model.expert_model_parallel_size above 1, or comm_overlap.overlap_moe_expert_parallel_comm=false"
+    fix = f"set model.expert_model_parallel_size above 1, or {overlap_off(f, s)}"
     return _ep_gate(f, s, ep <= 1, f"expert_model_parallel_size is {ep}", fix)
 
 
@@ -47,11 +131,13 @@ def ep_overlap_needs_experts(f: Facts, s: State) -> Finding:
 
     Why: Bridge compares ``num_moe_experts`` with 1; a dense model has None there and fails with a
     TypeError. Megatron-Core refuses EP without experts, and a number that EP does not divide (EP024).
-    Fix: turn the overlap off for a dense model.
+    Fix: turn the overlap off for a dense model, and with it what needs it.
     """
     experts = f.recipe.model.num_moe_experts
     because = f"num_moe_experts is {'null' if experts is None else experts}"
-    fix = "set comm_overlap.overlap_moe_expert_parallel_comm=false"
+    fix = f"set {overlap_off(f, s)}"
+    if experts is None and not f.recipe.is_dump:
+        fix = f"set model.num_moe_experts, or {overlap_off(f, s)}"
     fails = not experts or (experts == 1 and _asked_of_bridge(f))
     return _ep_gate(f, s, fails, because, fix)
 
@@ -65,21 +151,25 @@ def ep_overlap_dispatcher(f: Facts, s: State) -> Finding:
     Fix: set ``model.moe_token_dispatcher_type=alltoall``.
     """
     fails = f.dispatcher not in ("alltoall", "flex")
-    return _ep_gate(
-        f, s, fails, f"moe_token_dispatcher_type is {f.dispatcher}", "set model.moe_token_dispatcher_type=alltoall"
-    )
+    return _ep_gate(f, s, fails, f"moe_token_dispatcher_type is {f.dispatcher}", f"set {alltoall(f)}")
 
 
 @rule("EP004", source=SOURCE, megatron_lm=FLAG)
 def ep_overlap_precision(f: Facts, s: State) -> Finding:
     """EP overlap needs BF16 or FP16.
 
+    Where the recipe names no precision, BF16 is taken (CFG004). Megatron-LM then trains in FP32; in Bridge it
+    depends on the model's provider, and GPTModelProvider itself has neither.
+
     Why: its kernels and the split layers are written for half precision.
-    Fix: set ``mixed_precision=bf16_mixed``.
+    Fix: set ``mixed_precision=bf16_mixed``, or ``model.bf16=true`` for Megatron-LM.
     """
-    return _ep_gate(
-        f, s, f.precision.compute == "fp32", "the model is neither bf16 nor fp16", "set mixed_precision=bf16_mixed"
-    )
+    flag = f.megatron_lm and f.recipe.mixed_precision is None
+    fix = "set model.bf16=true" if flag else "set mixed_precision=bf16_mixed"
+    if f.precision.assumed and s[EP_OVERLAP]:
+        where = "without --bf16 or --fp16" if f.megatron_lm else "unless the model's provider sets bf16 or fp16"
+        return warning(EP_OVERLAP, f"no precision is named: refused {where}", requested=True, fix=fix)
+    return _ep_gate(f, s, f.precision.compute == "fp32", "the model is neither bf16 nor fp16", fix)
 
 
 @rule("EP005", source=SOURCE, megatron_lm=FLAG)
@@ -107,7 +197,9 @@ def ep_overlap_needs_vp(f: Facts, s: State) -> Finding:
     vp = f.recipe.model.virtual_pipeline_model_parallel_size if f.overlap_setup else f.parallelism.vp
     fails = f.parallelism.pp > 1 and vp is None
     because = f"PP is {f.parallelism.pp} and virtual_pipeline_model_parallel_size is null"
-    return _ep_gate(f, s, fails, because, "set model.virtual_pipeline_model_parallel_size")
+    of_layout = f.parallelism.vp
+    fix = f"set model.virtual_pipeline_model_parallel_size{f'={of_layout}' if of_layout else ' above 1'}"
+    return _ep_gate(f, s, fails, because, fix)
 
 
 @rule("EP007", source=SOURCE, megatron_lm=FLAG)
@@ -155,7 +247,7 @@ def ep_overlap_moe_recompute(f: Facts, s: State) -> Finding:
     Fix: take ``moe`` out of ``model.recompute_modules``; ``moe_act`` is allowed.
     """
     modules = f.recipe.model.recompute_modules or ()
-    fix = "remove moe from model.recompute_modules"
+    fix = f"set model.recompute_modules=[{', '.join(name for name in modules if name != 'moe')}]"
     return _ep_gate(f, s, "moe" in modules, "recompute_modules contains moe", fix, bridge_checks=f.bridge_in(">=0.6.0"))
 
 
@@ -178,16 +270,16 @@ def ep_overlap_mtp(f: Facts, s: State) -> Finding:
     null, 0 or 1. Megatron-Core 0.16 and 0.17 want PP above 1 with an MTP layer.
 
     Why: the schedule handles one extra layer at the end.
-    Fix: set ``model.mtp_num_layers`` to 1 or null.
+    Fix: set ``model.mtp_num_layers`` to null or 1.
     """
     mtp = f.recipe.model.mtp_num_layers
     zero_passes = f.bridge_in(">=0.6.0") if f.bridge else f.core_in(">=0.19.0")
     allowed = (None, 0, 1) if zero_passes else (None, 1)
-    if mtp == 1 and f.parallelism.pp == 1 and f.core_in(">=0.16.0,<0.18.0"):
-        return _ep_gate(
-            f, s, True, "an MTP layer needs PP above 1 here", "set model.mtp_num_layers=null", bridge_checks=False
-        )
-    return _ep_gate(f, s, mtp not in allowed, f"mtp_num_layers is {mtp}", "set model.mtp_num_layers to 1 or null")
+    none_at_all = f.parallelism.pp == 1 and f.core_in(">=0.16.0,<0.18.0")
+    fix = "set model.mtp_num_layers=null" if none_at_all else "set model.mtp_num_layers=null, or to 1"
+    if mtp == 1 and none_at_all:
+        return _ep_gate(f, s, True, "an MTP layer needs PP above 1 here", fix, bridge_checks=False)
+    return _ep_gate(f, s, mtp not in allowed, f"mtp_num_layers is {mtp}", fix)
 
 
 @rule(
@@ -202,21 +294,38 @@ def ep_overlap_graphs(f: Facts, s: State) -> Finding:
     are replayed. Megatron-Core 0.16 and 0.17 want every CUDA graph to be Transformer Engine's.
 
     Why: the overlap splits the layer where such a graph would capture it whole.
-    Fix: take ``moe`` and ``mlp`` out of ``model.cuda_graph_modules``.
+    Fix: turn CUDA graphs off, or let Transformer Engine capture ``attn`` or ``moe_router`` only, where EP018 to
+    EP021 allow it beside a delay.
     """
     captured = sorted(f.graph_modules & {"moe", "mlp"})
+    if not s[EP_OVERLAP] or f.graph_impl == "none":
+        return None
     if f.graph_impl == "transformer_engine" and captured:
-        because = f"cuda_graph_modules contains {' and '.join(captured)}"
-        return _ep_gate(f, s, True, because, f"remove {' and '.join(captured)} from it", bridge_checks=False)
-    if f.graph_impl == "transformer_engine" and not f.graph_modules and s[EP_OVERLAP]:
+        because = f"{graph_field(f).partition('.')[2]} contains {' and '.join(captured)}"
+        return _ep_gate(f, s, True, because, _graph_fix(f, s), bridge_checks=False)
+    if f.graph_impl == "transformer_engine" and not f.graph_modules:
         return error(
             EP_OVERLAP,
-            "cuda_graph_modules is empty, so that CUDA graphs capture the whole layer",
-            fix="set model.cuda_graph_modules to attn or moe_router, or model.cuda_graph_impl=none",
+            f"{graph_field(f).partition('.')[2]} is empty, so that CUDA graphs capture the whole layer",
+            fix=_graph_fix(f, s),
             by=MEGATRON_CORE,
             at="first_forward",
             requested=True,
         )
-    fails = f.graph_impl not in ("none", "transformer_engine") and f.core_in("<0.18.0")
-    because = f"cuda_graph_impl is {f.graph_impl}"
-    return _ep_gate(f, s, fails, because, "set model.cuda_graph_impl=transformer_engine or none", bridge_checks=False)
+    fails = f.graph_impl != "transformer_engine" and f.core_in("<0.18.0")
+    return _ep_gate(f, s, fails, f"cuda_graph_impl is {f.graph_impl}", _graph_fix(f, s), bridge_checks=False)
+
+
+def _graph_fix(f: Facts, s: State) -> str:
+    """No graphs, or Transformer Engine's of the parts that pass."""
+    rest = sorted(f.graph_modules - {"moe", "mlp"})
+    choices = [rest] if rest and f.graph_impl == "transformer_engine" else [["attn"], ["moe_router"]]
+    fix = f"set {graphs_off(f)}"
+    if fix != "set model.cuda_graph_impl=none":
+        return fix
+    impl = "" if f.graph_impl == "transformer_engine" else "model.cuda_graph_impl=transformer_engine and "
+    for parts in choices:
+        captured = replace(f, graph_impl="transformer_engine", graph_modules=frozenset(parts))
+        if passes(captured, s, *DELAY_AND_GRAPHS, "EP034"):
+            fix += f", or {impl}{graph_field(f)}=[{', '.join(parts)}]"
+    return fix

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from overlapkit.facts import Facts
-from overlapkit.rules.ep import EP_OVERLAP, FLAG, SOURCE
-from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, rule, warning
+from dataclasses import replace
 
-_DELAY = "model.delay_wgrad_compute"
+from overlapkit.facts import Facts
+from overlapkit.rules.ep import (
+    DELAY,
+    DELAY_AND_GRAPHS,
+    EP_OVERLAP,
+    FLAG,
+    GATES,
+    SOURCE,
+    graph_field,
+    graphs_off,
+    home,
+    may_overlap,
+    passes,
+    switch_off,
+)
+from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, rule, warning
 
 
 def _delay_gate(f: Facts, s: State, fails: bool, because: str, fix: str, by: str) -> Finding:
-    if not fails or not s[_DELAY]:
+    if not fails or not s[DELAY]:
         return None
-    return error(_DELAY, because, fix=fix, by=by, at="validation", requested=True)
+    return error(DELAY, because, fix=fix, by=by, at="validation", requested=True)
 
 
 def _delay_by_bridge(f: Facts) -> bool:
@@ -20,12 +33,12 @@ def _delay_by_bridge(f: Facts) -> bool:
     return f.overlap_setup and f.asked.delay_wgrad_compute is True
 
 
-def _te_before(f: Facts, version: str) -> bool:
+def te_before(f: Facts, version: str) -> bool:
     """Transformer Engine older than ``version``, or absent."""
     return not f.te_in(f">={version}")
 
 
-def _te_text(f: Facts, needed: str) -> str:
+def te_text(f: Facts, needed: str) -> str:
     version = f.versions.transformer_engine
     return f"transformer-engine is {version if version else 'not installed'}, {needed} is needed"
 
@@ -45,13 +58,13 @@ def delayed_wgrad_grad_reduce(f: Facts, s: State) -> Finding:
     Fix: use a newer Transformer Engine, or set ``overlap_grad_reduce=false`` in both places.
     """
     if f.megatron_lm:
-        fails = s["ddp.overlap_grad_reduce"] and _te_before(f, "2.8.0")
+        fails = s["ddp.overlap_grad_reduce"] and te_before(f, "2.8.0")
         return _delay_gate(
-            f, s, fails, f"with overlap_grad_reduce {_te_text(f, '2.8.0')}", "use a newer one", MEGATRON_LM
+            f, s, fails, f"with overlap_grad_reduce {te_text(f, '2.8.0')}", "use a newer one", MEGATRON_LM
         )
     reduces = bool(f.recipe.ddp.overlap_grad_reduce or f.asked.overlap_grad_reduce)
-    fails = _delay_by_bridge(f) and reduces and _te_before(f, "2.7.0")
-    return _delay_gate(f, s, fails, f"with overlap_grad_reduce {_te_text(f, '2.7.0')}", "use a newer one", BRIDGE)
+    fails = _delay_by_bridge(f) and reduces and te_before(f, "2.7.0")
+    return _delay_gate(f, s, fails, f"with overlap_grad_reduce {te_text(f, '2.7.0')}", "use a newer one", BRIDGE)
 
 
 @rule(
@@ -68,12 +81,12 @@ def delayed_wgrad_fusion(f: Facts, s: State) -> Finding:
     Fix: use Transformer Engine 2.7 or newer.
     """
     if f.megatron_lm:
-        fails = not f.gradient_accumulation_fusion and _te_before(f, "2.7.0")
-        because = f"without gradient_accumulation_fusion {_te_text(f, '2.7.0')}"
+        fails = not f.gradient_accumulation_fusion and te_before(f, "2.7.0")
+        because = f"without gradient_accumulation_fusion {te_text(f, '2.7.0')}"
         return _delay_gate(f, s, fails, because, "use a newer one", MEGATRON_LM)
-    fails = _delay_by_bridge(f) and f.gradient_accumulation_fusion and _te_before(f, "2.7.0")
+    fails = _delay_by_bridge(f) and f.gradient_accumulation_fusion and te_before(f, "2.7.0")
     return _delay_gate(
-        f, s, fails, f"with gradient_accumulation_fusion {_te_text(f, '2.7.0')}", "use a newer one", BRIDGE
+        f, s, fails, f"with gradient_accumulation_fusion {te_text(f, '2.7.0')}", "use a newer one", BRIDGE
     )
 
 
@@ -85,9 +98,12 @@ def delayed_wgrad_needs_ep_overlap(f: Facts, s: State) -> Finding:
     refuses what is left.
 
     Why: the delayed weight gradients fill the other microbatch's all-to-all.
-    Fix: set ``comm_overlap.overlap_moe_expert_parallel_comm=true``, or turn the delay off.
+    Fix: turn the delay off, or EP overlap on where its gates allow it.
     """
-    fix = "set comm_overlap.overlap_moe_expert_parallel_comm=true, or delay_wgrad_compute=false"
+    if not s[DELAY]:
+        return None
+    off = " and ".join(switch_off(f, "delay_wgrad_compute"))
+    fix = f"set {home(f)}.overlap_moe_expert_parallel_comm=true, or {off}" if may_overlap(f, s) else f"set {off}"
     asked = bool(f.recipe.model.overlap_moe_expert_parallel_comm or f.asked.overlap_moe_expert_parallel_comm)
     if _delay_by_bridge(f) and not asked:
         return _delay_gate(f, s, True, "overlap_moe_expert_parallel_comm is off", fix, BRIDGE)
@@ -133,6 +149,11 @@ def _graph_gate(f: Facts, s: State, fails: bool, because: str, fix: str) -> Find
     return _delay_gate(f, s, fails and applies and _wgrad_in_graph(f), because, fix, by)
 
 
+def _capture_nothing(f: Facts) -> str:
+    empty = f"{graph_field(f)}=[]"
+    return empty if f.graph_impl == "none" else f"{empty} and {graphs_off(f)}"
+
+
 _GRAPH_SOURCE = "megatron-bridge training/comm_overlap.py (0.4); Megatron-LM training/arguments.py (core 0.17)"
 
 
@@ -142,16 +163,13 @@ def delayed_wgrad_graph_te(f: Facts, s: State) -> Finding:
 
     Captured are those of attention, and of a shared expert when ``moe_router`` is captured.
 
-    Why: older versions cannot run a delayed GEMM inside a CUDA graph.
-    Fix: use a newer Transformer Engine, or capture less.
+    Why: older versions cannot run a delayed GEMM inside a CUDA graph. The parts count even where
+    ``cuda_graph_impl`` is none.
+    Fix: use a newer Transformer Engine, or capture nothing.
     """
-    return _graph_gate(
-        f,
-        s,
-        _te_before(f, "2.12.0"),
-        f"with captured weight gradients {_te_text(f, '2.12.0')}",
-        "use a newer one, or take attn and moe_router out of model.cuda_graph_modules",
-    )
+    because = f"with captured weight gradients {te_text(f, '2.12.0')}"
+    fix = f"use a newer one, or set {_capture_nothing(f)}"
+    return _graph_gate(f, s, te_before(f, "2.12.0"), because, fix)
 
 
 @rule("EP019", source=_GRAPH_SOURCE, bridge=">=0.4.0", megatron_lm=">=0.17.0")
@@ -161,13 +179,10 @@ def delayed_wgrad_graph_fusion(f: Facts, s: State) -> Finding:
     Why: without it gradients do not stay at one address, which a CUDA graph needs.
     Fix: set ``model.gradient_accumulation_fusion=true``.
     """
-    return _graph_gate(
-        f,
-        s,
-        not f.gradient_accumulation_fusion,
-        "captured weight gradients without gradient_accumulation_fusion",
-        "set model.gradient_accumulation_fusion=true",
-    )
+    # An old Transformer Engine has neither the fusion (EP015) nor such a capture (EP018).
+    change = _capture_nothing(f) if te_before(f, "2.12.0") else "model.gradient_accumulation_fusion=true"
+    because = "captured weight gradients without gradient_accumulation_fusion"
+    return _graph_gate(f, s, not f.gradient_accumulation_fusion, because, f"set {change}")
 
 
 @rule("EP020", source=_GRAPH_SOURCE, bridge=">=0.4.0", megatron_lm=">=0.17.0")
@@ -198,11 +213,11 @@ def delayed_wgrad_partial_graph(f: Facts, s: State) -> Finding:
     """``delay_wgrad_compute`` with Transformer Engine's CUDA graphs needs Transformer Engine 2.10.
 
     Why: Megatron-Core refuses older versions.
-    Fix: use a newer Transformer Engine, or ``model.cuda_graph_impl=none``.
+    Fix: use a newer Transformer Engine, or turn CUDA graphs off.
     """
-    fails = f.graph_impl == "transformer_engine" and _te_before(f, "2.10.0")
-    because = f"with cuda_graph_impl=transformer_engine {_te_text(f, '2.10.0')}"
-    return _delay_gate(f, s, fails, because, "use a newer one, or set model.cuda_graph_impl=none", MEGATRON_CORE)
+    fails = f.graph_impl == "transformer_engine" and te_before(f, "2.10.0")
+    because = f"with cuda_graph_impl=transformer_engine {te_text(f, '2.10.0')}"
+    return _delay_gate(f, s, fails, because, f"use a newer one, or set {graphs_off(f)}", MEGATRON_CORE)
 
 
 @rule(
@@ -223,11 +238,11 @@ def delayed_wgrad_layers(f: Facts, s: State) -> Finding:
     if f.megatron_lm and impl not in (None, "transformer_engine"):
         fix = "set model.transformer_impl=transformer_engine"
         return _delay_gate(f, s, True, f"transformer_impl is {impl}", fix, MEGATRON_LM)
-    if not s[_DELAY] or not _te_before(f, "2.3.0"):
+    if not s[DELAY] or not te_before(f, "2.3.0"):
         return None
     return error(
-        _DELAY,
-        _te_text(f, "2.3.0"),
+        DELAY,
+        te_text(f, "2.3.0"),
         fix="use a newer one",
         by=MEGATRON_CORE,
         at="construction",
@@ -241,7 +256,7 @@ def model_ep_values_reset(f: Facts, s: State) -> Finding:
 
     Why: Bridge writes what ``comm_overlap`` says, and false where it says nothing; a true on the model
     is lost.
-    Fix: set the value under ``comm_overlap``.
+    Fix: set the value under ``comm_overlap`` where its gates allow it, or take it off the model.
     """
     if not f.overlap_setup:
         return None
@@ -255,7 +270,18 @@ def model_ep_values_reset(f: Facts, s: State) -> Finding:
             f"model.{name}",
             "Bridge resets what stands on the model, because comm_overlap does not ask for it",
             requested=True,
-            fix=f"set comm_overlap.{name}=true",
+            fix=f"set {_asked_for(f, s, name)}",
         )
         for name in names
     ]
+
+
+def _asked_for(f: Facts, s: State, name: str) -> str:
+    """What makes Bridge keep the value, where its gates allow it; else what leaves nothing to reset."""
+    overlap, delay = "overlap_moe_expert_parallel_comm", s[DELAY] or name == "delay_wgrad_compute"
+    asked = replace(f.asked, overlap_moe_expert_parallel_comm=True, delay_wgrad_compute=delay)
+    state = {**s, EP_OVERLAP: True, DELAY: delay}
+    if not passes(replace(f, asked=asked), state, *GATES, "EP014", "EP015", "EP017", *DELAY_AND_GRAPHS, "EP031"):
+        return f"model.{name}=false"
+    names = (name,) if s[EP_OVERLAP] or name == overlap else (overlap, name)
+    return " and ".join(f"comm_overlap.{each}=true" for each in names)

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from math import gcd
+
 from overlapkit.facts import Facts
-from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, info, rule, warning
+from overlapkit.rules.ep import EP_OVERLAP, alltoall, overlap_off, passes
+from overlapkit.rules.registry import (
+    BRIDGE,
+    MEGATRON_CORE,
+    MEGATRON_LM,
+    Finding,
+    State,
+    Verdict,
+    error,
+    info,
+    rule,
+    warning,
+)
 
 _BACKENDS = "megatron-bridge training/flex_dispatcher_backend.py"
 _PARALLEL_STATE = "megatron-core parallel_state.py initialize_model_parallel"
@@ -25,7 +41,8 @@ def experts_do_not_fit(f: Facts, s: State) -> Finding:
     return error(
         "model.expert_model_parallel_size",
         f"expert TP {p.etp} · EP {p.ep} · PP {p.pp} = {p.etp * p.ep * p.pp} does not divide {p.world_size} GPUs",
-        fix="choose an expert_model_parallel_size so that the product divides the GPUs",
+        fix="choose model.expert_model_parallel_size and model.expert_tensor_parallel_size so that the product divides "
+        "the GPUs",
         by=MEGATRON_CORE,
         at="initialize_model_parallel",
         requested=p.ep,
@@ -52,13 +69,17 @@ def experts_do_not_split(f: Facts, s: State) -> Finding:
         return None
     if experts is None and not f.recipe.is_dump:
         return info("model.num_moe_experts", f"EP is {ep}, and num_moe_experts is not given, so not checked")
-    because = (
-        f"EP is {ep}, and num_moe_experts is {experts}" if experts else f"EP is {ep}, and the model has no experts"
-    )
+    because = f"EP is {ep}, and {f'num_moe_experts is {experts}' if experts else 'the model has no experts'}"
+    divisor = gcd(ep, experts or 1)
+    change = f"model.expert_model_parallel_size={divisor}"
+    if divisor == 1 and s[EP_OVERLAP]:
+        change = f"{change} and {overlap_off(f, s)}"
+    if divisor == 1 and f.dispatcher == "flex":
+        change = f"{change} and {alltoall(f)}"
     return error(
         "model.expert_model_parallel_size",
         because,
-        fix="set model.num_moe_experts to a multiple of it" if experts else "set model.num_moe_experts, or EP to 1",
+        fix=f"set {change}" if experts else f"set model.num_moe_experts, or {change}",
         by=MEGATRON_LM if f.megatron_lm else MEGATRON_CORE,
         at="construction" if experts and f.bridge else "validation",
         requested=ep,
@@ -98,21 +119,13 @@ def dispatcher_backend_on_gpu(f: Facts, s: State) -> Finding:
     falls back to alltoall instead, which is what a recipe that calls it gets.
     Fix: choose another ``model.moe_flex_dispatcher_backend``, or ``moe_token_dispatcher_type=alltoall``.
     """
-    if f.dispatcher != "flex" or f.gpu is None or f.gpu.compute_capability is None:
-        return None
-    major = int(f.gpu.compute_capability.partition(".")[0])
-    runs = {
-        "deepep": major in (8, 9) or f.gpu.name in ("b200", "b300"),
-        "hybridep": major in (8, 9, 10),
-        "ncclep": major in (9, 10) or not f.bridge_in(">=0.6.1"),
-    }
     backend = f.flex_backend
-    if backend is None or runs.get(backend, True):
+    if f.dispatcher != "flex" or f.gpu is None or backend is None or _runs(f, backend):
         return None
     return error(
         "model.moe_flex_dispatcher_backend",
         f"{backend} does not run on {f.gpu.name}",
-        fix="set model.moe_flex_dispatcher_backend=hybridep, or model.moe_token_dispatcher_type=alltoall",
+        fix=f"set {_other_dispatch(f, s)}",
         by=BRIDGE,
         at="validation",
         requested=f.recipe.model.moe_flex_dispatcher_backend,
@@ -120,34 +133,96 @@ def dispatcher_backend_on_gpu(f: Facts, s: State) -> Finding:
     )
 
 
-@rule("EP027", source="megatron-core transformer/moe/token_dispatcher.py")
-def flex_without_backend(f: Facts, s: State) -> Finding:
-    """The flex dispatcher without a backend.
+def _runs(f: Facts, backend: str) -> bool:
+    """Whether the backend runs on the GPU, as far as both are known."""
+    if f.gpu is None or f.gpu.compute_capability is None:
+        return True
+    major = int(f.gpu.compute_capability.partition(".")[0])
+    runs = {
+        "deepep": major in (8, 9) or f.gpu.name in ("b200", "b300"),
+        "hybridep": major in (8, 9, 10),
+        "ncclep": major in (9, 10) or not f.bridge_in(">=0.6.1"),
+    }
+    return runs.get(backend, True)
 
-    A backend of null, or before core 0.16 no ``moe_enable_deepep``.
+
+def _known_backends(f: Facts) -> tuple[str, ...]:
+    """Those that this Megatron-Core has; before 0.16 there is DeepEP alone, with a switch of its own."""
+    if f.core_in("<0.16.0"):
+        return ()
+    return ("deepep", "hybridep", "ncclep") if f.core_in(">=0.19.0") else ("deepep", "hybridep")
+
+
+def _lacks_ranks(f: Facts, backend: str | None) -> bool:
+    """Whether the backend is refused for want of a second rank to dispatch to."""
+    alone = f.parallelism.ep * f.parallelism.etp == 1
+    return alone and (f.core_in("<0.18.0") or backend in ("deepep", "ncclep"))
+
+
+def _other_backend(f: Facts, s: State) -> str | None:
+    """Another backend, if there is one that passes; NCCL EP needs more than its name."""
+    known = [name for name in ("deepep", "hybridep") if name in _known_backends(f) and name != f.flex_backend]
+    for backend in known:
+        if _runs(f, backend) and not _lacks_ranks(f, backend) and passes(replace(f, flex_backend=backend), s, "EP028"):
+            old_switch = " and model.moe_enable_deepep=false" if f.recipe.model.moe_enable_deepep else ""
+            return f"model.moe_flex_dispatcher_backend={backend}{old_switch}"
+    return None
+
+
+def _other_dispatch(f: Facts, s: State) -> str:
+    backend = _other_backend(f, s)
+    return f"{backend}, or {alltoall(f)}" if backend else alltoall(f)
+
+
+@rule("EP027", source="megatron-core transformer/moe/token_dispatcher.py; Megatron-LM's parser")
+def flex_dispatcher_refused(f: Facts, s: State) -> Iterable[Verdict]:
+    """The flex dispatcher without a backend that this Megatron-Core has, or without ranks to dispatch to.
+
+    Before core 0.16 the backend is ``moe_enable_deepep``. HybridEP came with core 0.16, NCCL EP with 0.19;
+    Megatron-LM's parser refuses a name that it does not know, whatever the dispatcher is. Expert TP times EP must
+    be above 1, from core 0.18 not for HybridEP.
 
     Why: Megatron-Core raises when it builds the dispatcher of an MoE layer.
     Fix: set ``model.moe_flex_dispatcher_backend``, or ``moe_token_dispatcher_type=alltoall``.
     """
     model = f.recipe.model
+    if f.megatron_lm:
+        yield from _refused_by_parser(f, s)
     if f.dispatcher != "flex" or not model.num_moe_experts:
-        return None
+        return
+    other = _other_dispatch(f, s)
     if f.core_in("<0.16.0"):
-        missing, named = not model.moe_enable_deepep, "model.moe_enable_deepep=true"
-        because = "the dispatcher is flex and moe_enable_deepep is false"
-    else:
-        missing, named = f.flex_backend is None, "model.moe_flex_dispatcher_backend"
-        because = "the dispatcher is flex and no backend is named"
-    if not missing:
-        return None
+        if not model.moe_enable_deepep:
+            fix = f"set model.moe_enable_deepep=true, or {alltoall(f)}"
+            yield _flex_refused("the dispatcher is flex and moe_enable_deepep is false", fix)
+    elif f.flex_backend is None:
+        yield _flex_refused("the dispatcher is flex and no backend is named", f"set {other}")
+    elif f.bridge and f.flex_backend not in _known_backends(f):
+        because = f"Megatron-Core {f.versions.megatron_core} does not have {f.flex_backend}"
+        yield _backend_refused(f, because, f"set {other}", by=MEGATRON_CORE, at="construction")
+    if _lacks_ranks(f, f.flex_backend):
+        fix = f"set model.expert_model_parallel_size above 1, or {other}"
+        yield _flex_refused("the dispatcher is flex, and expert TP times EP is 1", fix)
+
+
+def _refused_by_parser(f: Facts, s: State) -> Iterable[Verdict]:
+    named = f.recipe.model.moe_flex_dispatcher_backend
+    if named is None or named in _known_backends(f):
+        return
+    because = "this parser has no such flag" if f.core_in("<0.16.0") else f"this parser does not know {named}"
+    fix = f"set {_other_backend(f, s) or 'model.moe_flex_dispatcher_backend=null'}"
+    yield _backend_refused(f, because, fix, by=MEGATRON_LM, at="validation")
+
+
+def _flex_refused(because: str, fix: str) -> Verdict:
+    subject = "model.moe_token_dispatcher_type"
+    return error(subject, because, fix=fix, by=MEGATRON_CORE, at="construction", requested="flex", value="flex")
+
+
+def _backend_refused(f: Facts, because: str, fix: str, *, by: str, at: str) -> Verdict:
+    named = f.recipe.model.moe_flex_dispatcher_backend
     return error(
-        "model.moe_token_dispatcher_type",
-        because,
-        fix=f"set {named}, or model.moe_token_dispatcher_type=alltoall",
-        by=MEGATRON_CORE,
-        at="construction",
-        requested="flex",
-        value="flex",
+        "model.moe_flex_dispatcher_backend", because, fix=fix, by=by, at=at, requested=named, value=f.flex_backend
     )
 
 
@@ -190,7 +265,7 @@ def shared_expert_overlap_dispatcher(f: Facts, s: State) -> Finding:
     return error(
         "model.moe_shared_expert_overlap",
         f"moe_token_dispatcher_type is {f.dispatcher}",
-        fix="set model.moe_token_dispatcher_type=alltoall, or moe_shared_expert_overlap=false",
+        fix=f"set {alltoall(f)}, or model.moe_shared_expert_overlap=false",
         by=MEGATRON_CORE,
         at="validation",
         requested=True,
@@ -220,3 +295,32 @@ def ep_overlap_has_no_flag(f: Facts, s: State) -> Finding:
         )
         for name in names
     ]
+
+
+@rule("EP035", source="megatron-core transformer/transformer_config.py")
+def flex_backend_without_flex(f: Facts, s: State) -> Finding:
+    """A choice of the flex dispatcher's backend that does not go with the rest.
+
+    ``moe_enable_deepep`` beside another dispatcher, or beside HybridEP, which is another backend; NCCL EP beside
+    another dispatcher.
+
+    Why: Megatron-Core refuses both when it validates the model. Other backends are not looked at until the flex
+    dispatcher is built.
+    Fix: take it away, or set ``model.moe_token_dispatcher_type=flex``.
+    """
+    model, named = f.recipe.model, f.recipe.model.moe_flex_dispatcher_backend
+    dispatcher = f"moe_token_dispatcher_type is {f.dispatcher}"
+    if model.moe_enable_deepep and f.dispatcher != "flex":
+        return _choice_refused("model.moe_enable_deepep=false", True, dispatcher)
+    if model.moe_enable_deepep and named == "hybridep" and f.core_in(">=0.16.0"):
+        return _choice_refused("model.moe_enable_deepep=false", True, "moe_flex_dispatcher_backend is hybridep")
+    if named == "ncclep" and f.dispatcher != "flex" and f.core_in(">=0.19.0"):
+        return _choice_refused("model.moe_flex_dispatcher_backend=null", named, dispatcher)
+    return None
+
+
+def _choice_refused(fix: str, requested: object, because: str) -> Verdict:
+    subject = fix.partition("=")[0]
+    return error(
+        subject, because, fix=f"set {fix}", by=MEGATRON_CORE, at="validation", requested=requested, value=requested
+    )

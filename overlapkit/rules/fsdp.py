@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from overlapkit.facts import Facts
-from overlapkit.rules.registry import BRIDGE, MEGATRON_LM, Finding, State, error, info, rule, warning
+from overlapkit.rules.dp import RAW_STANDS
+from overlapkit.rules.registry import BRIDGE, MEGATRON_LM, Finding, State, Verdict, error, info, rule, warning
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _SOURCE = "megatron-bridge training/config.py; Megatron-LM training/arguments.py validate_args"
@@ -66,7 +69,8 @@ def fsdp_forces_distributed_optimizer(f: Facts, s: State) -> Finding:
     """Megatron-FSDP turns the distributed optimizer on.
 
     Bridge does so from 0.5, after its overlap set-up, which has then already passed over the data-parallel
-    settings; Megatron-LM from 0.18. Older ones leave it off.
+    settings: ``ddp``'s own stand. Megatron-LM does from 0.18. Older ones leave it off; before 0.14, for custom
+    FSDP, Megatron-LM's parser refused that.
 
     Why: Megatron-FSDP works with the distributed optimizer only.
     Fix: set ``ddp.use_distributed_optimizer=true`` yourself.
@@ -76,14 +80,19 @@ def fsdp_forces_distributed_optimizer(f: Facts, s: State) -> Finding:
         return None
     subject, fix = "ddp.use_distributed_optimizer", "set ddp.use_distributed_optimizer=true"
     if f.recipe.optimizer.use_distributed_optimizer:
-        because = "true on optimizer only: Bridge turns ddp's on after the overlap set-up, so nothing overlaps"
+        because = f"true on optimizer only: Bridge turns ddp's on after the overlap set-up, {RAW_STANDS}"
         return warning(subject, because, requested=said, value=True, fix=fix)
+    if f.megatron_lm and f.core_in("<0.14.0"):
+        because = "custom FSDP needs the distributed optimizer"
+        return error(subject, because, fix=fix, by=MEGATRON_LM, at="validation", requested=said, value=False)
     if not (f.bridge_in(">=0.5.0") or (f.megatron_lm and f.core_in(">=0.18.0rc0"))):
         because = "Megatron-FSDP works with the distributed optimizer only, and this version does not turn it on"
+        if f.overlap_setup:
+            because = f"{because}, {RAW_STANDS}"
         return warning(subject, because, requested=said, value=False, fix=fix)
     if not f.overlap_setup:
         return info(subject, "Megatron-FSDP turns it on", requested=said, value=True)
-    because = "Megatron-FSDP turns it on after the overlap set-up, so comm_overlap's data-parallel values do not apply"
+    because = f"Megatron-FSDP turns it on after the overlap set-up, {RAW_STANDS}"
     return warning(subject, because, requested=said, value=True, fix=fix)
 
 
@@ -144,3 +153,71 @@ def fsdp2_excludes(f: Facts, s: State) -> Finding:
         requested=True,
         value=True,
     )
+
+
+@rule("FSDP006", source=f"{_SOURCE}, training/utils.py", megatron_lm=">=0.14.0rc0")
+def checkpoint_format(f: Facts, s: State) -> Finding:
+    """The checkpoint format that FSDP takes.
+
+    Megatron-FSDP takes ``fsdp_dtensor`` and nothing else does; the default is ``torch_dist``. Megatron-LM
+    refuses any other, whether there are checkpoints or not, and for FSDP2 all but ``torch_dist`` and, without
+    TP, ``torch_dcp``. Bridge looks only where a checkpoint is saved or loaded.
+
+    Why: the shards of each are of a kind that the other formats cannot write.
+    Fix: set ``checkpoint.ckpt_format``.
+    """
+    asked = f.recipe.checkpoint
+    if (f.fsdp and f.torch_fsdp2) or (f.bridge and asked.save is None and asked.load is None):
+        return None
+    is_now = asked.ckpt_format or "torch_dist"
+    takes, because = "torch_dist", None
+    if f.fsdp and is_now != "fsdp_dtensor":
+        takes = "fsdp_dtensor"
+        because = f"Megatron-FSDP takes {takes}, {'not' if asked.ckpt_format else 'the default is'} {is_now}"
+    elif not f.fsdp and is_now == "fsdp_dtensor":
+        because = "fsdp_dtensor is Megatron-FSDP's"
+    elif f.megatron_lm and f.torch_fsdp2 and is_now != takes and (is_now != "torch_dcp" or f.parallelism.tp > 1):
+        because = f"FSDP2 takes torch_dist {'with TP' if f.parallelism.tp > 1 else 'or torch_dcp'}, not {is_now}"
+    elif f.megatron_lm and not f.torch_fsdp2 and is_now == "torch_dcp":
+        because = "torch_dcp is FSDP2's"
+    if because is None:
+        return None
+    return error(
+        "checkpoint.ckpt_format",
+        because,
+        fix=f"set checkpoint.ckpt_format={takes}",
+        by=MEGATRON_LM if f.megatron_lm else BRIDGE,
+        at="validation",
+        requested=asked.ckpt_format,
+        value=is_now,
+    )
+
+
+@rule(
+    "FSDP007",
+    source="Megatron-LM's parser; megatron-core distributed/distributed_data_parallel_config.py",
+    bridge=None,
+    megatron_lm="<0.14.0",
+)
+def fsdp_flags_of_later_versions(f: Facts, s: State) -> Iterable[Verdict]:
+    """Flags of FSDP and its buffers that Megatron-LM did not have yet.
+
+    ``--use-megatron-fsdp`` came with core 0.14, as a new name of ``--use-custom-fsdp``; ``--use-nccl-ub`` and
+    ``--fsdp-double-buffer`` with 0.13.
+
+    Why: the parser refuses a flag that it does not know.
+    Fix: use a newer Megatron-Core, or custom FSDP.
+    """
+    ddp, because = f.recipe.ddp, "this parser has no such flag"
+    for subject, asked in (
+        ("ddp.use_megatron_fsdp", ddp.use_megatron_fsdp),
+        ("dist.use_megatron_fsdp", f.recipe.dist.use_megatron_fsdp),
+    ):
+        if asked:
+            fix = f"set {subject}=false and ddp.use_custom_fsdp=true, or use Megatron-Core 0.14 or newer"
+            yield error(subject, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True, value=True)
+    if f.core_in("<0.13.0"):
+        for subject, asked in (("ddp.nccl_ub", ddp.nccl_ub), ("ddp.fsdp_double_buffer", ddp.fsdp_double_buffer)):
+            if asked:
+                fix = "use Megatron-Core 0.13 or newer"
+                yield error(subject, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True, value=True)

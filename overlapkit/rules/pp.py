@@ -234,6 +234,8 @@ def batch_p2p_has_no_flag(f: Facts, s: State) -> Finding:
     if asked is None or asked == s[_BATCH] or f.parallelism.pp == 1:
         return None
     fix = f"set comm_overlap.overlap_p2p_comm={str(not asked).lower()}"
+    if asked and f.parallelism.pp == 2 and f.parallelism.vp is not None:
+        fix = "remove batch_p2p_comm: with PP 2 and virtual stages messages have to overlap"
     if not asked and f.parallelism.vp is None:
         fix = "set model.virtual_pipeline_model_parallel_size above 1, so that messages can overlap"
     return warning(_BATCH, "Megatron-LM takes the opposite of overlap_p2p_comm", requested=asked, fix=fix)

@@ -24,8 +24,17 @@ from overlapkit.rules.registry import (
 )
 
 OVERLAP = "model.tp_comm_overlap"
-OFF = "set comm_overlap.tp_comm_overlap=false"  # the way out of every obstacle
 _GATE = "megatron-bridge training/comm_overlap.py; Megatron-LM training/arguments.py"
+
+
+def home(f: Facts) -> str:
+    """The section in which TP overlap is asked for: where ``comm_overlap`` is null, Bridge reads the model's values."""
+    return "comm_overlap" if f.overlap_setup or (f.megatron_lm and f.recipe.comm_overlap is not None) else "model"
+
+
+def off(f: Facts) -> str:
+    """The way out of every obstacle."""
+    return f"set {home(f)}.tp_comm_overlap=false"
 
 
 def obstacle(
@@ -34,7 +43,7 @@ def obstacle(
     """TP overlap cannot work: off when it was left to us, an error when it was asked for."""
     if f.tp_request == AUTO:
         return info(OVERLAP, because, value=False, requested=AUTO, fix=fix)
-    return error(OVERLAP, because, fix=fix or OFF, by=by, at=at, requested=True)
+    return error(OVERLAP, because, fix=fix or off(f), by=by, at=at, requested=True)
 
 
 def drawback(f: Facts, because: str, *, fix: str | None = None) -> Verdict:
@@ -52,13 +61,14 @@ def _gated(f: Facts, because: str, fix: str) -> Verdict:
         return error(
             OVERLAP,
             because,
-            fix=f"{fix}, or comm_overlap.tp_comm_overlap=false",
+            fix=f"{fix}, or {home(f)}.tp_comm_overlap=false",
             by=MEGATRON_LM,
             at="validation",
             requested=True,
         )
     if not f.overlap_setup:
         because = f"{because}, and without comm_overlap nothing turns it off: buffers without a use"
+    fix = f"{fix}, or {home(f)}.tp_comm_overlap=false"
     return warning(OVERLAP, because, value=False if f.overlap_setup else KEEP, requested=True, fix=fix)
 
 
@@ -177,7 +187,7 @@ def bootstrap_left_to_chance(f: Facts, s: State) -> Finding:
     return warning(
         "model.tp_comm_bootstrap_backend",
         "null lets Transformer Engine try MPI first, which aborts a job not started by mpirun",
-        fix="set comm_overlap.tp_comm_bootstrap_backend=nccl",
+        fix=f"set {home(f)}.tp_comm_bootstrap_backend=nccl",
     )
 
 
@@ -192,8 +202,10 @@ def adapters_without_buffers(f: Facts, s: State) -> Finding:
     Why: Megatron-Core asserts that every Transformer Engine linear names its buffer while the overlap is on.
     Fix: turn TP overlap off for LoRA under Megatron-LM.
     """
-    if not s[OVERLAP] or f.recipe.peft is None or f.bridge:
+    if not s[OVERLAP] or f.recipe.peft is None:
         return None
+    if f.bridge:
+        return info("peft", f"Bridge's {f.recipe.peft} adapters use no userbuffers, the layers that they adapt do")
     return obstacle(
         f,
         f"{f.recipe.peft} adapters are linears without a userbuffers name",
@@ -220,7 +232,7 @@ def not_deterministic(f: Facts, s: State) -> Finding:
     because = "deterministic_mode is true, and the order of userbuffers' reductions is not fixed"
     if f.megatron_lm and f.core_in(">=0.19.0"):
         return obstacle(f, because, by=MEGATRON_LM, at="validation")
-    return drawback(f, because, fix=OFF)
+    return drawback(f, because, fix=off(f))
 
 
 @rule("TP008", source="megatron-core model_parallel_config.py; megatron-bridge models/transformer_config.py")
@@ -240,4 +252,4 @@ def sequence_parallel_at_tp_one(f: Facts, s: State) -> Finding:
         because = "sequence parallelism at TP 1"
         return error(subject, because, fix=fix, by=MEGATRON_CORE, at="validation", requested=True, value=True)
     who = "Megatron-LM" if f.megatron_lm else "Bridge"
-    return info(subject, f"TP is 1: {who} clears it", requested=True, value=False)
+    return warning(subject, f"TP is 1: {who} clears it", requested=True, value=False, fix=fix)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from overlapkit.facts import Facts
 from overlapkit.recipe.sections import AUTO
@@ -18,29 +17,10 @@ from overlapkit.rules.registry import (
     rule,
     warning,
 )
-from overlapkit.rules.tp import OFF, OVERLAP, drawback, obstacle
+from overlapkit.rules.tp import OVERLAP, drawback, home, obstacle, off
+from overlapkit.userbuffers import methods
 
-# The method of each buffer that Transformer Engine builds when the configuration does not name it.
-DEFAULT_METHODS = {
-    "qkv_fprop": "ring_exchange",
-    "fc1_fprop": "ring_exchange",
-    "proj_dgrad": "ring_exchange",
-    "fc2_dgrad": "ring_exchange",
-    "proj_fprop": "pipeline",
-    "fc2_fprop": "pipeline",
-    "qkv_dgrad": "bulk",
-    "fc1_dgrad": "bulk",
-    "qkv_wgrad": "bulk",
-    "fc1_wgrad": "bulk",
-}
 _INIT = "transformer-engine pytorch/module/base.py initialize_ub"
-
-
-def _methods(userbuffers: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    methods: dict[str, Any] = dict(DEFAULT_METHODS)
-    if isinstance(userbuffers, Mapping):
-        methods.update({layer: entry.get("method", methods.get(layer)) for layer, entry in userbuffers.items()})
-    return methods
 
 
 @rule("UB001", source=_INIT, te=">=1.13")
@@ -68,13 +48,14 @@ def no_cuda_multicast(f: Facts, s: State) -> Finding:
             )
         return None
     because = f"no CUDA multicast on {_where(f)}"
-    exported = (info if f.tp_request == AUTO else warning)(
+    refuses = given is not None and not skips
+    exported = (info if refuses or f.tp_request == AUTO else warning)(
         "env.UB_SKIPMC",
         f"{because}: CUDA IPC instead, which may be slower",
         value="1",
         fix="upgrade the driver" if f.gpu is not None and f.gpu.cuda_multicast else None,
     )
-    if given is None or skips:
+    if not refuses:
         return exported
     refused = obstacle(
         f,
@@ -105,7 +86,7 @@ def unknown_bootstrap(f: Facts, s: State) -> Finding:
     return error(
         "model.tp_comm_bootstrap_backend",
         "Transformer Engine knows nccl, gloo and mpi",
-        fix="set comm_overlap.tp_comm_bootstrap_backend=nccl",
+        fix=f"set {home(f)}.tp_comm_bootstrap_backend=nccl",
         by=TRANSFORMER_ENGINE,
         at="initialize_ub",
         requested=backend,
@@ -126,7 +107,7 @@ def bootstrap_not_compiled(f: Facts, s: State) -> Finding:
         "model.tp_comm_bootstrap_backend",
         "mpi works only with a torch built with MPI (not PyPI's wheels), in a job started by mpirun",
         requested="mpi",
-        fix="set comm_overlap.tp_comm_bootstrap_backend=nccl",
+        fix=f"set {home(f)}.tp_comm_bootstrap_backend=nccl",
     )
 
 
@@ -143,15 +124,15 @@ def tp_size_without_kernels(f: Facts, s: State) -> Finding:
     if not s[OVERLAP] or tp == 1:
         return None
     sizes = (2, 4, 8, 16, 32) if f.te_in(">=2.2.0") else (2, 4, 8)
-    methods = _methods(f.userbuffers)
+    chosen = methods(f.userbuffers if isinstance(f.userbuffers, Mapping) else None)
     listed = ", ".join(map(str, sizes))
-    if tp in sizes or not {"bulk", "pipeline"} & set(map(str, methods.values())):
+    if tp in sizes or not {"bulk", "pipeline"} & set(map(str, chosen.values())):
         return None
     return obstacle(
         f,
         f"transformer-engine {f.versions.transformer_engine} has bulk and pipeline kernels for TP {listed} only: "
         "results would be wrong in silence",
-        fix=f"set model.tensor_model_parallel_size to one of {listed}, or {OFF}",
+        fix=f"set model.tensor_model_parallel_size to one of {listed}, or {off(f)}",
     )
 
 
@@ -194,7 +175,7 @@ def delayed_wgrad_with_bulk(f: Facts, s: State) -> Finding:
     return obstacle(
         f,
         "delay_wgrad_compute excludes tp_comm_bulk_wgrad, which is on by default",
-        fix="set model.tp_comm_bulk_wgrad=false, or comm_overlap.tp_comm_overlap=false",
+        fix=f"set model.tp_comm_bulk_wgrad=false, or {home(f)}.tp_comm_overlap=false",
         by=TRANSFORMER_ENGINE,
         at="construction",
     )
@@ -220,7 +201,7 @@ def quantization_modes_missing(f: Facts, s: State) -> Finding:
     return obstacle(
         f,
         f"{who} asks for quantization modes, which transformer-engine {f.versions.transformer_engine} lacks",
-        fix=f"use transformer-engine 2.8 or newer, or {OFF}",
+        fix=f"use transformer-engine 2.8 or newer, or {off(f)}",
         by=MEGATRON_LM if f.megatron_lm else TRANSFORMER_ENGINE,
         at="initialize_ub",
     )
@@ -251,17 +232,17 @@ def layers_without_buffers(f: Facts, s: State) -> Finding:
         return obstacle(
             f,
             f"{nameless} without a buffer's name in megatron-core {f.versions.megatron_core}",
-            fix=f"use a newer Megatron-Core, or {OFF}",
+            fix=f"use a newer Megatron-Core, or {off(f)}",
             by=MEGATRON_CORE,
             at="construction",
         )
-    verify = "verify model.config.tp_comm_overlap after the model is built, or comm_overlap.tp_comm_overlap=false"
+    verify = f"verify model.config.tp_comm_overlap after the model is built, or {off(f)}"
     layers = _layers_that_switch_off(f)
     if layers:
         because = f"{' and '.join(layers)}: Megatron-Core turns TP overlap off for the layers after it"
         return drawback(f, f"{because} while it builds the model", fix=verify)
     if f.recipe.model.heterogeneous_block_specs:
-        return drawback(f, "heterogeneous blocks: one that is replaced by a linear has no userbuffer", fix=OFF)
+        return drawback(f, "heterogeneous blocks: one that is replaced by a linear has no userbuffer", fix=off(f))
     return None
 
 

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from overlapkit.errors import printable
 from overlapkit.facts import Facts
+from overlapkit.presets import choose_nearest
 from overlapkit.recipe.sections import AUTO
-from overlapkit.rules.registry import BRIDGE, Finding, State, error, info, rule, warning
-from overlapkit.rules.tp import OVERLAP
+from overlapkit.rules.registry import BRIDGE, Finding, State, Verdict, error, info, rule, warning
+from overlapkit.rules.tp import OVERLAP, home
 
 _CFG = "model.tp_comm_overlap_cfg"
-_ASKED = "comm_overlap.tp_comm_overlap_cfg"
 _PRESET = "preset"
 _DEFAULTS = "transformer-engine pytorch/module/base.py initialize_ub; megatron-bridge training/comm_overlap.py"
 # Differences that make a preset another model's; the rest, a GPU of the same family included, is a matter of degree.
@@ -37,8 +37,8 @@ def transformer_engine_defaults(f: Facts, s: State) -> Finding:
     cfg = f.asked.tp_comm_overlap_cfg
     if cfg != AUTO:
         return info(_CFG, "no configuration is given: Transformer Engine's defaults", value=None)
-    if f.preset_missing:
-        because = f"no preset can be chosen without {', '.join(f.preset_missing)}: Transformer Engine's defaults"
+    if f.wanted.missing:
+        because = f"no preset can be chosen without {', '.join(f.wanted.missing)}: Transformer Engine's defaults"
         return info(_CFG, because, value=None, requested=AUTO)
     return info(_CFG, f"no preset fits {_wanted(f)}: Transformer Engine's defaults", value=None, requested=AUTO)
 
@@ -46,7 +46,7 @@ def transformer_engine_defaults(f: Facts, s: State) -> Finding:
 def _wanted(f: Facts) -> str:
     gpu = f.gpu.name if f.gpu else "this GPU"
     hidden = f.recipe.model.hidden_size
-    return f"{gpu}, {f.precision.preset_class}, hidden size {hidden} and TP {f.parallelism.tp}"
+    return f"{gpu}, {f.precision.label}, hidden size {hidden} and TP {f.parallelism.tp}"
 
 
 @rule("UB102", source="presets/userbuffers; megatron-bridge training/comm_overlap.py")
@@ -69,9 +69,18 @@ def preset_made_for_something_else(f: Facts, s: State) -> Finding:
         return info(_PRESET, f"nearest preset: {because}", value=f.preset.name, requested=requested)
     asked = requested if isinstance(requested, str) else None
     if weighty:
-        fix = "set comm_overlap.tp_comm_overlap_cfg=auto"
-        return warning(_PRESET, because, value=f.preset.name, requested=asked, fix=fix)
+        return warning(_PRESET, because, value=f.preset.name, requested=asked, fix=another_preset(f))
     return info(_PRESET, because, value=f.preset.name, requested=asked)
+
+
+def another_preset(f: Facts) -> str:
+    """How to get the nearest preset; ``auto`` is ours alone, so it does nothing in a file that Bridge reads."""
+    if not f.recipe.is_dump:
+        return f"set {home(f)}.tp_comm_overlap_cfg=auto"
+    nearest, _ = choose_nearest(f.wanted)
+    if nearest.name is None:
+        return f"set {home(f)}.tp_comm_overlap_cfg=null for Transformer Engine's defaults"
+    return f"give Bridge {nearest.name}, the nearest"
 
 
 def _another_family(f: Facts) -> bool:
@@ -114,7 +123,7 @@ def preset_fits(f: Facts, s: State) -> Finding:
 
 @rule("UB104", source="megatron-bridge training/comm_overlap.py setup", megatron_lm=None)
 def preset_not_a_dataclass(f: Facts, s: State) -> Finding:
-    """Bridge's ``tp_comm_overlap_cfg`` takes its dataclass only.
+    """``comm_overlap.tp_comm_overlap_cfg`` takes Bridge's dataclass only.
 
     A mapping, a name or a path in a file for Bridge raises a TypeError in its set-up while the overlap is
     on. A hand-written recipe may hold any of them: overlapkit turns it into the configuration, but Bridge
@@ -129,20 +138,15 @@ def preset_not_a_dataclass(f: Facts, s: State) -> Finding:
         return None
     if asked.tp_comm_overlap_cfg_is_dataclass:
         return None
+    subject = "comm_overlap.tp_comm_overlap_cfg"
     form = "a mapping" if not isinstance(asked.tp_comm_overlap_cfg, str) else "a name or path"
     fix = "give Bridge a TransformerLayerTPOverlapCfg"
     if f.preset.provenance == "bridge":
         fix = f"in a Bridge recipe: from megatron.bridge.training.comm_overlap import {f.preset.name}"
-    if f.recipe.is_dump:
-        return error(
-            _ASKED,
-            f"{form} where Bridge takes its dataclass only",
-            fix=fix,
-            by=BRIDGE,
-            at="validation",
-            value=f.preset.name,
-        )
-    return info(_ASKED, f"{form} will do here, but Bridge takes its dataclass only", value=f.preset.name, fix=fix)
+    if not f.recipe.is_dump:
+        return info(subject, f"{form} will do here, but Bridge takes its dataclass only", value=f.preset.name, fix=fix)
+    because = f"{form} where Bridge takes its dataclass only"
+    return error(subject, because, fix=fix, by=BRIDGE, at="validation", value=f.preset.name)
 
 
 @rule("UB105", source="megatron-bridge training/initialize.py; Megatron-LM training/initialize.py")
@@ -155,3 +159,53 @@ def configuration_not_here(f: Facts, s: State) -> Finding:
     if not s[OVERLAP] or not isinstance(f.userbuffers, str):
         return None
     return warning(_CFG, f"{printable(f.userbuffers)} is not here, so it was not checked", requested=f.userbuffers)
+
+
+@rule("UB106", source="megatron-bridge training/comm_overlap.py setup", megatron_lm=None)
+def model_values_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
+    """Userbuffers values on the model that Bridge's set-up overwrites.
+
+    Why: Bridge writes what ``comm_overlap`` says over ``model.tp_comm_overlap``, its configuration and its bootstrap
+    backend, whatever stood there.
+    Fix: set the value under ``comm_overlap``.
+    """
+    if not f.overlap_setup:
+        return
+    for name in ("tp_comm_overlap", "tp_comm_overlap_cfg", "tp_comm_bootstrap_backend"):
+        subject, said = f"model.{name}", getattr(f.recipe.model, name)
+        if not f.written(subject) or said == s[subject] or (name != "tp_comm_overlap" and not s[OVERLAP]):
+            continue
+        yield warning(
+            subject,
+            "Bridge overwrites what stands on the model",
+            requested=said,
+            fix=f"set comm_overlap.{name} instead",
+        )
+
+
+@rule(
+    "UB107",
+    source="Megatron-LM training/initialize.py _initialize_tp_communicators; megatron-bridge training/initialize.py",
+)
+def configuration_has_to_be_a_file(f: Facts, s: State) -> Finding:
+    """Megatron-LM reads the userbuffers configuration from a file.
+
+    ``--tp-comm-overlap-cfg`` takes the path of a YAML file, and so does text in ``model.tp_comm_overlap_cfg`` where
+    Bridge's ``comm_overlap`` is null. ``auto``, a preset's name and, for Megatron-LM, a mapping are overlapkit's forms.
+
+    Why: the framework opens whatever text it gets.
+    Fix: write the file with ``overlapkit presets show NAME --format yaml``, and give its path.
+    """
+    if not s[OVERLAP] or f.overlap_setup or not isinstance(f.userbuffers, Mapping):
+        return None
+    section = "comm_overlap" if f.megatron_lm and f.written("comm_overlap.tp_comm_overlap_cfg") else "model"
+    cfg = f.asked.tp_comm_overlap_cfg if f.megatron_lm else f.recipe.model.tp_comm_overlap_cfg
+    if not (isinstance(cfg, str) or f.megatron_lm) or (isinstance(cfg, str) and cfg.endswith((".yaml", ".yml"))):
+        return None
+    subject, name = f"{section}.tp_comm_overlap_cfg", f.preset.name
+    fix = f"overlapkit presets show {name} --format yaml > FILE, and give FILE" if name else "give the path of a file"
+    if f.recipe.is_dump:
+        because = "a name where Bridge opens a file"
+        return error(subject, because, fix=fix, by=BRIDGE, at="initialize_ub", requested=cfg, value=name)
+    who = "Megatron-LM" if f.megatron_lm else "Bridge"
+    return info(subject, f"{who} reads it from a file", value=name, fix=fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overlapkit.facts import Facts
 from overlapkit.rules.registry import TRANSFORMER_ENGINE, Finding, State, rule
-from overlapkit.rules.tp import OFF, OVERLAP, obstacle
+from overlapkit.rules.tp import OVERLAP, home, obstacle, off
 
 # Dataset classes of Bridge that yield samples of different lengths unless they are padded.
 _TEXT_SFT = ("FinetuningDatasetConfig", "HFDatasetConfig", "GPTSFTDatasetConfig")  # padded by dataset_kwargs
@@ -65,7 +65,7 @@ def token_count_varies(f: Facts, s: State) -> Finding:
     return obstacle(
         f,
         f"{reason}, and {_shape(f)} must be filled exactly",
-        fix=f"{fix}, or comm_overlap.tp_comm_overlap=false" if fix else OFF,
+        fix=f"{fix}, or {home(f)}.tp_comm_overlap=false" if fix else off(f),
         by=TRANSFORMER_ENGINE,
         at="first_forward",
     )

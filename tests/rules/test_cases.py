@@ -13,7 +13,6 @@ A file ``cases/<CODE>.yaml`` holds a list of cases:
       settings: {model.tp_comm_overlap: false}    # optional, of the whole plan
       env: {UB_SKIPMC: "1", OTHER: null}          # optional; null: not exported
       ok: true                                    # optional
-      user: U09                                   # optional: the reported situation behind it
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ CASES = [
     for path in sorted((FOLDER / "cases").glob("*.yaml"))
     for case in yaml.safe_load(path.read_text())
 ]
-KEYS = {"name", "base", "set", "fires", "settings", "env", "ok", "user"}
+KEYS = {"name", "base", "set", "fires", "settings", "env", "ok"}
 TEXTS = ("because", "fix")
 
 

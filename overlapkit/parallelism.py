@@ -1,0 +1,71 @@
+"""How the recipe splits its GPUs: the sizes of every group."""
+
+from __future__ import annotations
+
+from overlapkit.plan import Parallelism
+from overlapkit.recipe.place import Place
+from overlapkit.recipe.sections import Recipe
+from overlapkit.software import Versions
+from overlapkit.versions import parse_range
+
+
+def derive_parallelism(recipe: Recipe, versions: Versions, stages: tuple[str, ...] | None, place: Place) -> Parallelism:
+    """The groups' sizes after the framework's validation; ``stages`` is an explicit pipeline layout.
+
+    Raises:
+        RecipeError: the number of GPUs is missing, or TP, PP and CP do not divide it.
+    """
+    model = recipe.model
+    tp, pp = model.tensor_model_parallel_size or 1, model.pipeline_model_parallel_size or 1
+    cp, ep = model.context_parallel_size or 1, model.expert_model_parallel_size or 1
+    world = recipe.cluster.num_gpus
+    if world is None:
+        hint = "add cluster: {gpu: h100, num_gpus: 8}, or the override cluster.num_gpus=8"
+        raise place.error("cluster.num_gpus", "the number of GPUs is missing", hint)
+    if world % (tp * pp * cp):
+        hint = f"TP {tp} · PP {pp} · CP {cp} = {tp * pp * cp} must divide it"
+        raise place.error("cluster.num_gpus", f"{world} GPUs cannot be split", hint)
+    dp = world // (tp * pp * cp)
+    etp = _expert_tensor_parallel(recipe, versions, tp, ep)
+    return Parallelism(
+        world_size=world,
+        tp=tp,
+        sequence_parallel=bool(model.sequence_parallel) and (tp > 1 or _keeps_sequence_parallel(versions)),
+        pp=pp,
+        vp=_virtual_stages(recipe, versions, stages, pp),
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        dp=dp,
+        expert_dp=world // (etp * ep * pp) if world % (etp * ep * pp) == 0 else None,
+        num_microbatches=_num_microbatches(recipe, dp),
+    )
+
+
+def _keeps_sequence_parallel(versions: Versions) -> bool:
+    """Bridge before 0.4 leaves it on at TP 1; from 0.4 its models clear it, as Megatron-LM's parser does."""
+    return versions.megatron_bridge is not None and versions.megatron_bridge in parse_range("<0.4.0")
+
+
+def _expert_tensor_parallel(recipe: Recipe, versions: Versions, tp: int, ep: int) -> int:
+    """As written; else 1 from Bridge 0.6 (models/transformer_config.py), Megatron-Core's default TP before."""
+    said: int | None = recipe.model.expert_tensor_parallel_size
+    if said is not None:
+        return said
+    bridge = versions.megatron_bridge
+    return 1 if bridge is not None and bridge in parse_range(">=0.6.0") and ep > 1 else tp
+
+
+def _virtual_stages(recipe: Recipe, versions: Versions, stages: tuple[str, ...] | None, pp: int) -> int | None:
+    """VP after validation: an explicit layout implies it; Megatron-LM's parser drops a VP of 1."""
+    vp: int | None = recipe.model.virtual_pipeline_model_parallel_size
+    if vp is None and stages is not None and len(stages) % pp == 0 and len(stages) > pp:
+        vp = len(stages) // pp
+    return None if vp == 1 and versions.megatron_bridge is None else vp
+
+
+def _num_microbatches(recipe: Recipe, dp: int) -> int | None:
+    micro, batch = recipe.train.micro_batch_size, recipe.train.global_batch_size
+    if micro is None or batch is None or batch % (micro * dp):
+        return None
+    return batch // (micro * dp)

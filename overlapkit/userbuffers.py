@@ -1,0 +1,52 @@
+"""What Transformer Engine makes of a userbuffers configuration.
+
+A configuration maps a layer (``qkv_fprop``, …) to options (``method``, ``num_sm``, …); layers that it does not name
+get Transformer Engine's own. Source: transformer-engine pytorch/module/base.py initialize_ub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Userbuffers = Mapping[str, Mapping[str, Any]]
+
+DEFAULT_METHODS = {
+    "qkv_fprop": "ring_exchange",
+    "fc1_fprop": "ring_exchange",
+    "proj_dgrad": "ring_exchange",
+    "fc2_dgrad": "ring_exchange",
+    "proj_fprop": "pipeline",
+    "fc2_fprop": "pipeline",
+    "qkv_dgrad": "bulk",
+    "fc1_dgrad": "bulk",
+    "qkv_wgrad": "bulk",
+    "fc1_wgrad": "bulk",
+}
+_ROW_PARALLEL_FORWARD = ("proj_fprop", "fc2_fprop")
+_COLUMN_PARALLEL_DGRAD = ("qkv_dgrad", "fc1_dgrad")
+
+
+def methods(userbuffers: Userbuffers | None) -> dict[str, Any]:
+    """Layer -> how it communicates, for every layer that gets a buffer."""
+    named = {layer: entry.get("method", DEFAULT_METHODS.get(layer)) for layer, entry in (userbuffers or {}).items()}
+    return {**DEFAULT_METHODS, **named}
+
+
+def fp8_reduce_scatters(userbuffers: Userbuffers | None, *, rs_dgrad: bool) -> tuple[str, ...]:
+    """The layers whose reduce-scatter gets a buffer of one byte per element while the GEMMs are FP8.
+
+    ``fp8_buf`` counts for pipelines only. A dgrad layer reduces only with ``tp_comm_overlap_rs_dgrad``; without, its
+    pipeline buffer serves the bulk all-gather.
+    """
+    layers = _ROW_PARALLEL_FORWARD + (_COLUMN_PARALLEL_DGRAD if rs_dgrad else ())
+    chosen = methods(userbuffers)
+    return tuple(
+        layer for layer in layers if chosen[layer] == "pipeline" and (userbuffers or {}).get(layer, {}).get("fp8_buf")
+    )
+
+
+def dgrads_not_bulk(userbuffers: Userbuffers | None) -> tuple[str, ...]:
+    """The dgrad layers that take the weight gradient's role as the reduce-scatter."""
+    chosen = methods(userbuffers)
+    return tuple(layer for layer in _COLUMN_PARALLEL_DGRAD if chosen[layer] != "bulk")
