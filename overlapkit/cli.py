@@ -151,7 +151,8 @@ def _rule(code: str, rules: dict[str, Any]) -> Any:
     found = rules.get(code.upper())
     if found is None:
         near = nearest(code.upper(), rules)
-        hint = f"did you mean {near}?" if near else "overlapkit explain --all lists them"
+        hint = f"did you mean {near}? " if near else ""
+        hint = f"{hint}overlapkit explain --all lists them"
         raise RecipeError(f"{shown(code)} is not a rule's code", source="explain", hint=hint)
     return found
 

@@ -13,13 +13,17 @@ PYTHONS=(3.10 3.13)
 OMEGACONFS=(2.3 2.4)
 TEST_PACKAGES=('pytest>=8' pytest-xdist hypothesis packaging jsonschema)
 
-# python_of MAJOR.MINOR: its executable, installed by uv where there is a uv and it can.
+# The machine's uv, else the one that scripts/test.sh installs with the development tools; maybe none.
+UV=$(command -v uv || true)
+[ -n "$UV" ] || UV=$ROOT/.venv-test/bin/uv
+
+# python_of MAJOR.MINOR: its executable, downloaded by uv where the machine has none.
 python_of() {
   local found
   found=$(python_candidates "$1" | head -n 1 | cut -d' ' -f2-)
-  if [ -z "$found" ] && command -v uv >/dev/null 2>&1; then
-    uv python install --quiet "$1" >&2 || true
-    found=$(uv python find "$1" 2>/dev/null || true)
+  if [ -z "$found" ] && [ -x "$UV" ]; then
+    "$UV" python install --quiet "$1" >&2 || true
+    found=$("$UV" python find "$1" 2>/dev/null || true)
   fi
   [ -n "$found" ] && printf '%s\n' "$found"
 }
@@ -30,10 +34,10 @@ prepare() {
   local folder=$1 python=$2
   shift 2
   up_to_date "$folder" "$@" && return 0
-  if command -v uv >/dev/null 2>&1; then
+  if [ -x "$UV" ]; then
     rm -rf "$folder"
-    if quietly uv venv --seed --python "$python" "$folder" &&
-      quietly uv pip install --python "$folder/bin/python" "$@"; then
+    if quietly "$UV" venv --seed --python "$python" "$folder" &&
+      quietly "$UV" pip install --python "$folder/bin/python" "$@"; then
       stamp "$@" >"$folder/overlapkit-stamp"
       return 0
     fi
@@ -46,14 +50,11 @@ prepare() {
   install "$folder" "$@"
 }
 
-# combination PYTHON_VERSION OMEGACONF_VERSION
+# combination PYTHON_VERSION PYTHON OMEGACONF_VERSION; PYTHON is empty where there is none.
 combination() {
-  local python folder=$ROOT/.venv-matrix/py$1-omegaconf$2
-  if ! python=$(python_of "$1"); then
-    say "Python $1 is missing: not on PATH, not in ~/.pyenv/versions, and not to be had through uv"
-    return 2
-  fi
-  with_lock "$folder.lock" prepare "$folder" "$python" -e . "omegaconf==$2.*" "${TEST_PACKAGES[@]}" || return
+  local python=$2 folder=$ROOT/.venv-matrix/py$1-omegaconf$3
+  [ -n "$python" ] || return
+  with_lock "$folder.lock" prepare "$folder" "$python" -e . "omegaconf==$3.*" "${TEST_PACKAGES[@]}" || return
   "$folder/bin/python" -c 'import omegaconf, platform; print("Python", platform.python_version(), "OmegaConf", omegaconf.__version__)'
   "$folder/bin/python" -m pytest -n auto -q -m 'not build and not network'
 }
@@ -62,10 +63,12 @@ mkdir -p "$ROOT/.venv-matrix"
 results=''
 failed=0
 for version in "${PYTHONS[@]}"; do
+  python=$(python_of "$version") ||
+    say "Python $version is missing: not on PATH, not in ~/.pyenv/versions, and not to be had through uv"
   for omegaconf in "${OMEGACONFS[@]}"; do
     printf '\n-- Python %s, OmegaConf %s\n' "$version" "$omegaconf"
     start=$SECONDS
-    if combination "$version" "$omegaconf"; then result=passed; else result=FAILED failed=1; fi
+    if combination "$version" "$python" "$omegaconf"; then result=passed; else result=FAILED failed=1; fi
     results+=$(printf '%6d s  Python %s, OmegaConf %s: %s' $((SECONDS - start)) "$version" "$omegaconf" "$result")$'\n'
   done
 done

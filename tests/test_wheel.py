@@ -117,7 +117,6 @@ def test_sdist_can_run_its_tests(installed: Installed) -> None:
 
 def test_presets(installed: Installed) -> None:
     listed = json.loads(installed.run("overlapkit", "presets", "list", "--format", "json"))
-    assert len(listed) == 24
     assert [preset["name"] for preset in listed] == list(preset_names())
     text = installed.run("overlapkit", "presets", "list")
     assert all(name in text for name in preset_names())

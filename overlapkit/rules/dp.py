@@ -89,7 +89,8 @@ def dp_by_user(f: Facts, s: State) -> Iterable[Verdict]:
 def dp_flags_ignored(f: Facts, s: State) -> Finding:
     """Data-parallel flags without the distributed optimizer.
 
-    Bridge's set-up touches ``ddp`` and ``optimizer`` only when ``ddp.use_distributed_optimizer`` is true.
+    Bridge's set-up touches ``ddp`` and ``optimizer`` only when ``ddp.use_distributed_optimizer`` is true. Where
+    nothing overlaps and nothing was asked for, that is said too.
 
     Why: the overlap belongs to the distributed optimizer; without it the flags of ``comm_overlap`` are
     ignored without a word.
@@ -97,6 +98,7 @@ def dp_flags_ignored(f: Facts, s: State) -> Finding:
     """
     if not f.overlap_setup or f.dist_opt_at_setup or f.fsdp:  # FSDP003 speaks for Megatron-FSDP
         return None
+    without, fix = f"ddp.use_distributed_optimizer is {_dist_opt_text(f)}", "set ddp.use_distributed_optimizer=true"
     names = [
         name
         for name, subjects in _WRITTEN_TO.items()
@@ -104,12 +106,15 @@ def dp_flags_ignored(f: Facts, s: State) -> Finding:
         and name != "delay_wgrad_compute"
         and any(getattr(f.asked, name) != s[subject] for subject in subjects)
     ]
+    several = f.parallelism.dp * f.parallelism.cp > 1
+    if not names and several and not (s[GRAD_REDUCE] or s[PARAM_GATHER] or f.torch_fsdp2 or f.dist_opt):
+        return info(GRAD_REDUCE, f"{without}, so Bridge sets no data-parallel overlap", fix=fix)
     return [
         warning(
             subject,
-            f"ddp.use_distributed_optimizer is {_dist_opt_text(f)}, so Bridge ignores comm_overlap.{name}",
+            f"{without}, so Bridge ignores comm_overlap.{name}",
             requested=getattr(f.asked, name),
-            fix="set ddp.use_distributed_optimizer=true",
+            fix=fix,
         )
         for name in names
         for subject in _WRITTEN_TO[name][:1]
@@ -189,7 +194,10 @@ def distributed_optimizer_on_one_side(f: Facts, s: State) -> Finding:
     if ddp == optimizer or f.fsdp:
         return None
     if ddp:
-        return info("optimizer.use_distributed_optimizer", "Bridge turns it on, as ddp has it", value=True)
+        subject, because = "optimizer.use_distributed_optimizer", "Bridge turns it on, as ddp has it"
+        if f.recipe.optimizer.use_distributed_optimizer is None or f.recipe.is_dump:
+            return info(subject, because, value=True)
+        return warning(subject, because, requested=False, value=True, fix="set ddp.use_distributed_optimizer=false")
     because = "true on optimizer only: Bridge turns ddp's on"
     if f.overlap_setup:
         nothing = "" if s[GRAD_REDUCE] or s[PARAM_GATHER] else ": nothing overlaps"

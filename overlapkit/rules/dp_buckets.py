@@ -52,21 +52,23 @@ def bucket_in_bytes(f: Facts, s: State) -> Finding:
     whether the collective reaches its bandwidth.
     Fix: set ``comm_overlap.bucket_size`` in parameters.
     """
-    if _no_buckets(f) or not s[GRAD_REDUCE]:
+    if f.fsdp or f.torch_fsdp2:
         return None
-    size = s[BUCKET]
-    default = size is None
-    if not default and size <= 0:
+    asked = _asked(f) if s[BUCKET] is None else s[BUCKET]
+    default = asked is None
+    reduces = s[GRAD_REDUCE] and not _no_buckets(f)
+    if default and (not reduces or (_wrapped_by_megatron(f) and f.recipe.ddp.num_buckets is not None)):
         return None
-    if default:
-        if _wrapped_by_megatron(f) and f.recipe.ddp.num_buckets is not None:
-            return None
-        size = default_bucket(f)
+    size = default_bucket(f) if asked is None else asked
+    if size <= 0:
+        return None
     grads, params, parameters = size * f.precision.grad_bytes, size * f.precision.param_bytes, "parameters"
     if f.precision.fp8_param_gather and f.precision.fp8_recipe not in (None, "mxfp8"):
         params, parameters = size, "FP8 parameters"  # MXFP8 ones are gathered in BF16
     kind = "FP32" if f.precision.grad_bytes == 4 else f.precision.compute.upper()
-    if not f.dist_opt:
+    if not reduces or s[BUCKET] != asked:
+        moves = f"{_mib(grads)} of {kind} gradients, {_mib(params)} of {parameters}"
+    elif not f.dist_opt:
         moves = f"an all-reduce of {_mib(grads)} {kind} gradients"
     else:
         moves = f"a reduce-scatter of {_mib(grads)} {kind} gradients and an all-gather of {_mib(params)} {parameters}"
@@ -75,6 +77,11 @@ def bucket_in_bytes(f: Facts, s: State) -> Finding:
         ranks = "DP" if f.parallelism.cp == 1 or not _wrapped_by_megatron(f) else "DP · CP"
         origin = f" (unset: the larger of 40,000,000 and 1,000,000 · {ranks})"
     return info(BUCKET, f"{size:,} parameters{origin}: {moves}")
+
+
+def _asked(f: Facts) -> int | None:
+    """The size that the recipe names, whether it takes effect or not."""
+    return f.recipe.ddp.bucket_size if f.asked.bucket_size is None else f.asked.bucket_size
 
 
 def default_bucket(f: Facts) -> int:
@@ -113,7 +120,7 @@ def effective_buckets(f: Facts, s: State) -> Finding:
         return None
     if not s[GRAD_REDUCE]:
         # Where Bridge passes comm_overlap over, DP003 says what becomes of its value.
-        asked = (f.asked if home(f, "bucket_size") == "comm_overlap" else f.recipe.ddp).bucket_size
+        asked = f.recipe.ddp.bucket_size if home(f, "bucket_size") == "ddp" else _asked(f)
         because = "without overlap_grad_reduce every stage and chunk has one bucket"
         if asked is None:
             return info(BUCKET, because)

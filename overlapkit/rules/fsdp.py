@@ -21,7 +21,7 @@ def one_connection(f: Facts, s: State) -> Finding:
     """FSDP with ``CUDA_DEVICE_MAX_CONNECTIONS=1``.
 
     Megatron-LM asserts that it is not 1, Bridge from 0.5 too for Megatron-FSDP. Older Bridge does not look,
-    no Bridge does for FSDP2: there it is slow.
+    no Bridge does for FSDP2: there the job starts, with nothing of FSDP overlapped.
 
     Why: with one connection the gathers and scatters of FSDP queue up behind the compute they should run
     beside.
@@ -30,13 +30,16 @@ def one_connection(f: Facts, s: State) -> Finding:
     given = f.recipe.env_vars
     if not (f.fsdp or f.torch_fsdp2) or given is None or given.get(_CONNECTIONS) != "1":
         return None
-    subject, fix = f"env_vars.{_CONNECTIONS}", f"set env_vars.{_CONNECTIONS}=32"
+    by = MEGATRON_LM if f.megatron_lm else BRIDGE if f.fsdp and f.bridge_in(">=0.5.0") else None
     because = "FSDP needs more than one device connection"
-    if f.megatron_lm or (f.fsdp and f.bridge_in(">=0.5.0")):
-        by = MEGATRON_LM if f.megatron_lm else BRIDGE
-        return error(subject, because, fix=fix, by=by, at="validation", requested="1", value="1")
-    return warning(
-        subject, f"{because}: its gathers and scatters queue behind compute", requested="1", value="1", fix=fix
+    return error(
+        f"env_vars.{_CONNECTIONS}",
+        because if by else f"{because}: its gathers and scatters queue behind compute",
+        fix=f"set env_vars.{_CONNECTIONS}=32",
+        by=by,
+        at="validation" if by else None,
+        requested="1",
+        value="1",
     )
 
 

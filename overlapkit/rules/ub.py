@@ -1,4 +1,4 @@
-"""UB: what Transformer Engine's userbuffers can do, under the ids of its rule table."""
+"""UB: what Transformer Engine's userbuffers can do."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A file ``cases/<CODE>.yaml`` holds a list of cases:
 
     - name: what the case shows
       base: bridge            # one of ``bases.yaml``; bridge unless said otherwise
-      set: {model.tensor_model_parallel_size: 1, env_vars: {}}   # dotted keys over the base; null removes a key
+      set: {model.tensor_model_parallel_size: 1, env_vars: {}}   # dotted keys over the base; "absent" removes a key
       fires:                  # false where the rule says nothing; else what its decision holds, or a list
         severity: warning
         subject: model.tp_comm_overlap
