@@ -69,6 +69,12 @@ class Facts:
         return self.framework == MEGATRON_LM
 
     @property
+    def microbatch_group(self) -> int:
+        """Microbatches that the interleaved schedule runs in a row through one chunk: PP unless the recipe says."""
+        said: int | None = self.recipe.model.microbatch_group_size_per_vp_stage
+        return self.parallelism.pp if said is None else said
+
+    @property
     def interleaved(self) -> bool:
         """Megatron-Core runs the interleaved schedule: PP and virtual stages, be it one."""
         return self.parallelism.pp > 1 and self.parallelism.vp is not None

@@ -54,3 +54,15 @@ def test_the_callers_mapping_is_left_alone() -> None:
     plan = resolve(recipe, ["model.tensor_model_parallel_size=4"])
     plan.settings["model.tp_comm_overlap_cfg"].clear()
     assert recipe == before
+
+
+@pytest.mark.parametrize(("megatron_bridge", "kept"), [("0.3.1", True), ("0.4.0", False)])
+def test_sequence_parallel_at_tp_1_is_cleared_by_bridge_from_0_4(megatron_bridge: str, kept: bool) -> None:
+    plan = resolve(
+        {
+            "cluster": {"gpu": "h100", "num_gpus": 8},
+            "software": {"megatron_bridge": megatron_bridge},
+            "model": {"sequence_parallel": True},
+        }
+    )
+    assert plan.parallelism.sequence_parallel is kept

@@ -174,7 +174,8 @@ def test_errors_are_the_default(recipes: dict[str, str]) -> None:
         (["resolve", RECIPE, "model.x=1"], "overlapkit: command line: model.x: unknown key\n"),
         (
             ["explain", "TP0002"],
-            "overlapkit: explain: 'TP0002' is not a rule's code; did you mean TP002? overlapkit explain --all lists them\n",
+            "overlapkit: explain: 'TP0002' is not a rule's code; did you mean TP002?"
+            " overlapkit explain --all lists them\n",
         ),
         (["explain", "?"], "overlapkit: explain: '?' is not a rule's code; overlapkit explain --all lists them\n"),
         (["explain"], "overlapkit: explain: give a code or --all; for example: overlapkit explain TP002\n"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import gcd
 
 from overlapkit.catalogue import container_of_core
 from overlapkit.facts import Facts
@@ -132,10 +133,13 @@ def global_batch_not_divisible(f: Facts, s: State) -> Finding:
         rounded = batch // (micro * dp) * micro * dp
         because = f"not a multiple of {micro * dp}: decrease_batch_size_if_needed makes it {rounded}"
         return info("train.global_batch_size", because, requested=batch, value=rounded)
+    # What the interleaved schedule wants of the same number (PP007, PP008).
+    group = max(f.microbatch_group, f.parallelism.pp) if f.interleaved else 1
+    groups = f", {micro * dp} times groups of {group} microbatches" if group > 1 else ""
     return error(
         "train.global_batch_size",
         f"{batch} is not a multiple of micro_batch_size {micro} times DP {dp}",
-        fix=f"set train.global_batch_size to a multiple of {micro * dp}",
+        fix=f"set train.global_batch_size to a multiple of {micro * dp * group}{groups}",
         by=by,
         at="validation",
         requested=batch,
@@ -155,21 +159,23 @@ def heads_not_divisible(f: Facts, s: State) -> Finding:
     """
     heads, tp = f.recipe.model.num_attention_heads, f.parallelism.tp
     if heads is not None and heads % tp:
-        return _refused("model.num_attention_heads", f"{heads} heads are not a multiple of TP {tp}", heads)
+        return _refused(f, "num_attention_heads", f"{heads} heads are not a multiple of TP {tp}")
     groups = f.recipe.model.num_query_groups
     if groups is None or groups % tp == 0:
         return None
     if not f.core_in(">=0.16.0rc0"):
         because = f"{groups} groups are not a multiple of TP {tp}, and Megatron-Core before 0.16 takes no divisor"
-        return _refused("model.num_query_groups", because, groups)
+        return _refused(f, "num_query_groups", because)
     if tp % groups:
-        because = f"{groups} groups are neither a multiple nor a divisor of TP {tp}"
-        return _refused("model.num_query_groups", because, groups)
+        return _refused(f, "num_query_groups", f"{groups} groups are neither a multiple nor a divisor of TP {tp}")
     return None
 
 
-def _refused(subject: str, because: str, value: object) -> Verdict:
-    fix = "choose a tensor_model_parallel_size that divides it"
+def _refused(f: Facts, name: str, because: str) -> Verdict:
+    model = f.recipe.model
+    subject, value = f"model.{name}", getattr(model, name)
+    divides = gcd(model.num_attention_heads or 0, model.num_query_groups or 0)
+    fix = f"set model.tensor_model_parallel_size{f' to a divisor of {divides}' if divides > 1 else '=1'}"
     return error(subject, because, fix=fix, by=MEGATRON_CORE, at="validation", requested=value, value=value)
 
 
@@ -229,7 +235,7 @@ def data_parallel_size_overwritten(f: Facts, s: State) -> Finding:
         f"Bridge overwrites it with {f.parallelism.dp}",
         requested=said,
         value=f.parallelism.dp,
-        fix="remove it",
+        fix="set comm_overlap.data_parallel_size=null",
     )
 
 

@@ -60,7 +60,7 @@ def model_precision_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
 
     Why: Bridge copies every field of the section over the model's, so that an override such as
     ``model.fp8=hybrid`` is lost. For Megatron-LM the section counts here too.
-    Fix: set the field under ``mixed_precision``.
+    Fix: set the field under ``mixed_precision``, or give the model's the same value.
     """
     section, precision = f.recipe.mixed_precision, f.precision
     if section is None:
@@ -82,8 +82,18 @@ def model_precision_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
             "the mixed_precision section overwrites it",
             requested=said,
             value=value,
-            fix=f"set mixed_precision.{name} instead",
+            fix=f"set {_same_twice(name, said, value)}",
         )
+
+
+def _same_twice(name: str, said: object, value: object) -> str:
+    """What lets the section and the model say the same. BF16 and FP16 exclude each other (CFG008): the section's."""
+    said_text, text = ("null" if each is None else str(each) for each in (said, value))
+    if name in ("bf16", "fp16"):
+        return f"model.{name}={text.lower()}, or name the precision in mixed_precision"
+    if isinstance(said, bool):
+        said_text, text = said_text.lower(), text.lower()
+    return f"mixed_precision.{name}={said_text}, or model.{name}={text}"
 
 
 @rule("CFG015", source="transformer-engine pytorch/quantization.py check_fp8_support, check_mxfp8_support", te=">=1.0")
@@ -93,7 +103,7 @@ def format_not_on_gpu(f: Facts, s: State) -> Finding:
     FP8 came with Hopper, MXFP8 and NVFP4 with Blackwell.
 
     Why: Transformer Engine asserts the compute capability when the first forward pass enters its autocast.
-    Fix: choose another ``mixed_precision``, for example ``bf16_mixed``.
+    Fix: choose another ``mixed_precision``, for example ``bf16_mixed``, or leave the model's field null.
     """
     precision, gpu = f.precision, f.gpu
     if gpu is None or gpu.blackwell_or_newer:
@@ -103,10 +113,11 @@ def format_not_on_gpu(f: Facts, s: State) -> Finding:
         kind = "FP8"
     if kind is None:
         return None
+    field = "model.fp4" if precision.fp4 else "model.fp8"
     return error(
-        "mixed_precision" if f.recipe.mixed_precision else "model.fp8",
+        "mixed_precision" if f.recipe.mixed_precision else field,
         f"{gpu.name} has no {kind}",
-        fix="set mixed_precision=bf16_mixed",
+        fix="set mixed_precision=bf16_mixed" if f.recipe.mixed_precision else f"set {field}=null",
         by=TRANSFORMER_ENGINE,
         at="first_forward",
         requested=f.precision.label,

@@ -45,27 +45,31 @@ def hierarchical_sizes(f: Facts, s: State) -> Finding:
     product when it builds the groups.
 
     Why: without sizes CP does not communicate at all: each rank attends to its own chunk only, fast and wrong.
-    Fix: set ``model.hierarchical_context_parallel_sizes``, for example [8, 2] for CP 16.
+    Fix: set ``model.hierarchical_context_parallel_sizes``, for example [8, 2] for CP 16, or do without a2a+p2p.
     """
     model, cp = f.recipe.model, f.parallelism.cp
     sizes = model.hierarchical_context_parallel_sizes
     by: str | None = MEGATRON_LM if f.megatron_lm else BRIDGE if f.bridge_in(">=0.4.0") else None
     at: str | None = "validation" if by else None
+    wants_sizes = "a2a+p2p" in (model.cp_comm_type or ())
+    subject = "model.hierarchical_context_parallel_sizes"
+    changes = ["model.cp_comm_type=p2p"] if wants_sizes else []
     if sizes is None:
-        if "a2a+p2p" not in (model.cp_comm_type or ()) or (cp == 1 and by is None):
+        if not wants_sizes or (cp == 1 and by is None):
             return None
-        because, fix = "cp_comm_type is a2a+p2p without sizes", "set model.cp_comm_type=p2p"
+        because = "cp_comm_type is a2a+p2p without sizes"
         if cp > 1:
             because = f"{because}: CP would not communicate, and results would be wrong"
-            fix = f"set it to sizes whose product is {cp}"
     else:
         if prod(sizes) == cp:
             return None
         because = f"the product of {list(sizes)} is {prod(sizes)}, CP is {cp}"
-        fix = f"set it to sizes whose product is {cp}"
+        changes.append(f"{subject}=null")
         if by is None:
             by, at = MEGATRON_CORE, "initialize_model_parallel"
-    subject = "model.hierarchical_context_parallel_sizes"
+    fix = f"set {' and '.join(changes)}"
+    if cp > 1:
+        fix = f"set {subject} to sizes whose product is {cp}, or {' and '.join(changes)}"
     return error(subject, because, fix=fix, by=by, at=at, requested=sizes, value=sizes)
 
 
@@ -83,7 +87,9 @@ def comm_types_per_layer(f: Facts, s: State) -> Finding:
     return error(
         "model.cp_comm_type",
         f"{len(kinds)} entries for {layers} layers",
-        fix=f"set model.cp_comm_type={kinds[0]}" if len(set(kinds)) == 1 else f"give {layers} entries, or one name",
+        fix=f"set model.cp_comm_type={kinds[0]}"
+        if len(set(kinds)) == 1
+        else f"give {layers} entries in model.cp_comm_type, or one name",
         by=MEGATRON_CORE,
         at="validation",
         requested=list(kinds),

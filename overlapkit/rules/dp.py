@@ -168,12 +168,11 @@ def ddp_values_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
         for subject in subjects:
             said = f.start[subject]
             if f.written(subject) and said != s[subject] and not (name == "delay_wgrad_compute" and not said):
-                yield warning(
-                    subject,
-                    "Bridge overwrites what stands here",
-                    requested=said,
-                    fix=f"set comm_overlap.{name} instead",
+                # DP009 warns of the overlap with the step, wherever it is asked for.
+                fix = (
+                    f"{WITH_STEP}=null" if subject == WITH_STEP and said else f"comm_overlap.{name}={str(said).lower()}"
                 )
+                yield warning(subject, "Bridge overwrites what stands here", requested=said, fix=f"set {fix}")
 
 
 @rule(
@@ -268,6 +267,8 @@ def param_gather_needs_distributed_optimizer(f: Facts, s: State) -> Finding:
     if not s[PARAM_GATHER] or f.dist_opt or f.fsdp or (f.core_in(">=0.17.0rc0") and layer_wise(f)):
         return None
     because, fix = "use_distributed_optimizer is false", "set ddp.use_distributed_optimizer=true"
+    if "muon" in (f.recipe.optimizer.optimizer or "") and f.core_in("<0.18.0rc0"):  # DP022 refuses them together
+        fix = f"set {gather_off(f)}"
     if f.megatron_lm:
         return error(PARAM_GATHER, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True)
     if f.torch_fsdp2 or f.parallelism.dp * f.parallelism.cp == 1:
@@ -313,6 +314,10 @@ def gather_with_step(f: Facts, s: State) -> Finding:
     because = f"Megatron-LM refuses it with distributed checkpoints{f' such as {said}' if said else ', its default'}"
     fix = f"{fix}, or checkpoint.ckpt_format=torch"
     return error(WITH_STEP, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True)
+
+
+def gather_off(f: Facts) -> str:
+    return f"{home(f, 'overlap_param_gather')}.overlap_param_gather=false"
 
 
 def step_off(f: Facts) -> str:

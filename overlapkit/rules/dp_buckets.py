@@ -32,7 +32,7 @@ def nccl_user_buffers_and_segments(f: Facts, s: State) -> Finding:
     return error(
         "env_vars.PYTORCH_CUDA_ALLOC_CONF",
         "expandable_segments:True excludes ddp.nccl_ub",
-        fix="remove expandable_segments:True from it",
+        fix="remove expandable_segments:True from env_vars.PYTORCH_CUDA_ALLOC_CONF",
         by=MEGATRON_CORE,
         at="validation" if f.bridge or f.core_in(">=0.18.0rc0") else "construction",
         requested=given,

@@ -7,7 +7,16 @@ from math import gcd
 
 from overlapkit.data import load_yaml
 from overlapkit.facts import Facts
-from overlapkit.rules.dp import DELAY, GRAD_REDUCE, ORDINARY, PARAM_GATHER, WITH_STEP, layer_wise, step_off
+from overlapkit.rules.dp import (
+    DELAY,
+    GRAD_REDUCE,
+    ORDINARY,
+    PARAM_GATHER,
+    WITH_STEP,
+    gather_off,
+    layer_wise,
+    step_off,
+)
 from overlapkit.rules.registry import (
     BRIDGE,
     MEGATRON_CORE,
@@ -87,7 +96,8 @@ def optimizer_instances(f: Facts, s: State) -> Finding:
         because = "a layer-wise optimizer has one instance"
     elif not f.dist_opt:
         because = "without the distributed optimizer there is nothing to replicate"
-        fix = f"set ddp.use_distributed_optimizer=true, or {_INSTANCES}=1"
+        if not layer_wise(f):  # which DP022 refuses beside it
+            fix = f"set ddp.use_distributed_optimizer=true, or {_INSTANCES}=1"
     else:
         return None
     return error(_INSTANCES, because, fix=fix, by=MEGATRON_CORE, at=at, requested=count, value=count)
@@ -221,16 +231,20 @@ def muon_excludes(f: Facts, s: State) -> Iterable[Verdict]:
             "use_megatron_fsdp": f.fsdp,
             f"the checkpoint format {ckpt_format}": ckpt_format not in ("torch", "torch_dist"),
         }
-        yield from _excludes(name, name, conflicts, MEGATRON_LM, "validation")
+        yield from _excludes(f, s, name, conflicts, MEGATRON_LM, "validation")
     elif old:
-        yield from _excludes(name, name, {"use_distributed_optimizer": f.dist_opt}, MEGATRON_CORE, "construction")
+        yield from _excludes(f, s, name, {"use_distributed_optimizer": f.dist_opt}, MEGATRON_CORE, "construction")
     if not old and layer_wise(f):
         with_step = {"overlap_param_gather_with_optimizer_step": s[WITH_STEP]}
-        yield from _excludes(name, f"{name}, layer-wise,", with_step, MEGATRON_CORE, "construction")
+        yield from _excludes(f, s, f"{name}, layer-wise,", with_step, MEGATRON_CORE, "construction")
 
 
-def _excludes(name: str, text: str, conflicts: dict[str, bool], by: str, at: str) -> Iterable[Verdict]:
+def _excludes(f: Facts, s: State, text: str, conflicts: dict[str, bool], by: str, at: str) -> Iterable[Verdict]:
     found = [conflict for conflict, is_there in conflicts.items() if is_there]
-    if found:
-        because, fix = f"{text} excludes {', '.join(found)}", "turn these off, or set optimizer.optimizer=adam"
-        yield error("optimizer.optimizer", because, fix=fix, by=by, at=at, requested=name, value=name)
+    if not found:
+        return
+    adam, name = "optimizer.optimizer=adam", f.recipe.optimizer.optimizer
+    if s[PARAM_GATHER] and not (f.dist_opt or f.fsdp):  # which DP008 refuses of adam
+        adam = f"{adam} and {gather_off(f)}"
+    because, fix = f"{text} excludes {', '.join(found)}", f"turn these off, or set {adam}"
+    yield error("optimizer.optimizer", because, fix=fix, by=by, at=at, requested=name, value=name)

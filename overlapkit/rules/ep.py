@@ -182,9 +182,8 @@ def ep_overlap_torch(f: Facts, s: State) -> Finding:
     from overlapkit.versions import parse_version
 
     torch = f.versions.torch
-    return _ep_gate(
-        f, s, torch < parse_version("2.6.0"), f"torch is {torch}, 2.6.0 is needed", "use torch 2.6 or newer"
-    )
+    fix = f"use torch 2.6 or newer, or set {overlap_off(f, s)}"
+    return _ep_gate(f, s, torch < parse_version("2.6.0"), f"torch is {torch}, 2.6.0 is needed", fix)
 
 
 @rule("EP006", source=SOURCE, megatron_lm=FLAG)
@@ -276,7 +275,7 @@ def ep_overlap_mtp(f: Facts, s: State) -> Finding:
     zero_passes = f.bridge_in(">=0.6.0") if f.bridge else f.core_in(">=0.19.0")
     allowed = (None, 0, 1) if zero_passes else (None, 1)
     none_at_all = f.parallelism.pp == 1 and f.core_in(">=0.16.0,<0.18.0")
-    fix = "set model.mtp_num_layers=null" if none_at_all else "set model.mtp_num_layers=null, or to 1"
+    fix = f"set model.mtp_num_layers=null{'' if none_at_all else ', or model.mtp_num_layers=1'}"
     if mtp == 1 and none_at_all:
         return _ep_gate(f, s, True, "an MTP layer needs PP above 1 here", fix, bridge_checks=False)
     return _ep_gate(f, s, mtp not in allowed, f"mtp_num_layers is {mtp}", fix)

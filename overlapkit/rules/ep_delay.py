@@ -33,6 +33,11 @@ def _delay_by_bridge(f: Facts) -> bool:
     return f.overlap_setup and f.asked.delay_wgrad_compute is True
 
 
+def _newer(f: Facts) -> str:
+    """The way out of a Transformer Engine that is too old."""
+    return f"use a newer one, or set {' and '.join(switch_off(f, 'delay_wgrad_compute'))}"
+
+
 def te_before(f: Facts, version: str) -> bool:
     """Transformer Engine older than ``version``, or absent."""
     return not f.te_in(f">={version}")
@@ -55,16 +60,14 @@ def delayed_wgrad_grad_reduce(f: Facts, s: State) -> Finding:
     at the user's ``comm_overlap``.
 
     Why: the gradient is ready only after the delayed GEMM, which older versions do not tell DDP.
-    Fix: use a newer Transformer Engine, or set ``overlap_grad_reduce=false`` in both places.
+    Fix: use a newer Transformer Engine, or turn the delay off.
     """
     if f.megatron_lm:
         fails = s["ddp.overlap_grad_reduce"] and te_before(f, "2.8.0")
-        return _delay_gate(
-            f, s, fails, f"with overlap_grad_reduce {te_text(f, '2.8.0')}", "use a newer one", MEGATRON_LM
-        )
+        return _delay_gate(f, s, fails, f"with overlap_grad_reduce {te_text(f, '2.8.0')}", _newer(f), MEGATRON_LM)
     reduces = bool(f.recipe.ddp.overlap_grad_reduce or f.asked.overlap_grad_reduce)
     fails = _delay_by_bridge(f) and reduces and te_before(f, "2.7.0")
-    return _delay_gate(f, s, fails, f"with overlap_grad_reduce {te_text(f, '2.7.0')}", "use a newer one", BRIDGE)
+    return _delay_gate(f, s, fails, f"with overlap_grad_reduce {te_text(f, '2.7.0')}", _newer(f), BRIDGE)
 
 
 @rule(
@@ -78,16 +81,15 @@ def delayed_wgrad_fusion(f: Facts, s: State) -> Finding:
     Bridge wants 2.7 when the fusion is on, Megatron-LM wants 2.7 when it is off.
 
     Why: the delayed GEMM writes the gradient by another path; the two frameworks guard opposite cases.
-    Fix: use Transformer Engine 2.7 or newer.
+    Fix: use Transformer Engine 2.7 or newer, or turn the delay off.
     """
     if f.megatron_lm:
         fails = not f.gradient_accumulation_fusion and te_before(f, "2.7.0")
         because = f"without gradient_accumulation_fusion {te_text(f, '2.7.0')}"
-        return _delay_gate(f, s, fails, because, "use a newer one", MEGATRON_LM)
+        return _delay_gate(f, s, fails, because, _newer(f), MEGATRON_LM)
     fails = _delay_by_bridge(f) and f.gradient_accumulation_fusion and te_before(f, "2.7.0")
-    return _delay_gate(
-        f, s, fails, f"with gradient_accumulation_fusion {te_text(f, '2.7.0')}", "use a newer one", BRIDGE
-    )
+    because = f"with gradient_accumulation_fusion {te_text(f, '2.7.0')}"
+    return _delay_gate(f, s, fails, because, _newer(f), BRIDGE)
 
 
 @rule("EP016", source=SOURCE, megatron_lm=FLAG)
@@ -243,7 +245,7 @@ def delayed_wgrad_layers(f: Facts, s: State) -> Finding:
     return error(
         DELAY,
         te_text(f, "2.3.0"),
-        fix="use a newer one",
+        fix=_newer(f),
         by=MEGATRON_CORE,
         at="construction",
         requested=True,

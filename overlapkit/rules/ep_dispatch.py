@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import gcd
 
 from overlapkit.facts import Facts
-from overlapkit.rules.ep import EP_OVERLAP, alltoall, overlap_off, passes
+from overlapkit.rules.ep import EP_OVERLAP, alltoall, overlap_off, passes, switch_off
 from overlapkit.rules.registry import (
     BRIDGE,
     MEGATRON_CORE,
@@ -141,7 +141,7 @@ def _runs(f: Facts, backend: str) -> bool:
     runs = {
         "deepep": major in (8, 9) or f.gpu.name in ("b200", "b300"),
         "hybridep": major in (8, 9, 10),
-        "ncclep": major in (9, 10) or not f.bridge_in(">=0.6.1"),
+        "ncclep": major in (9, 10) or not f.bridge_in(">=0.6.2"),
     }
     return runs.get(backend, True)
 
@@ -240,11 +240,12 @@ def hybridep_domain_too_large(f: Facts, s: State) -> Finding:
     ep = f.parallelism.ep
     if not f.gpu.blackwell_or_newer or ep <= 72:
         return None
-    because, fix = f"HybridEP with EP {ep}: an NVLink domain has 72 GPUs", "set model.expert_model_parallel_size to 64"
-    subject = "model.expert_model_parallel_size"
+    because, subject = f"HybridEP with EP {ep}: an NVLink domain has 72 GPUs", "model.expert_model_parallel_size"
+    # The experts and the GPUs split over a divisor of EP as they do over EP.
+    fix = f"set {subject}={max(size for size in range(1, 73) if ep % size == 0)}"
     if f.megatron_lm:
-        return warning(subject, because, fix=f"{fix} or less", requested=ep, value=ep)
-    return error(subject, because, fix=f"{fix} or less", requested=ep, value=ep)
+        return warning(subject, because, fix=fix, requested=ep, value=ep)
+    return error(subject, because, fix=fix, requested=ep, value=ep)
 
 
 @rule("EP029", source="megatron-core transformer/transformer_config.py")
@@ -288,7 +289,7 @@ def ep_overlap_has_no_flag(f: Facts, s: State) -> Finding:
         error(
             f"model.{name}",
             "this parser has no such flag",
-            fix="use Megatron-Core 0.14 or newer",
+            fix=f"use Megatron-Core 0.14 or newer, or set {' and '.join(switch_off(f, name))}",
             by=MEGATRON_LM,
             at="validation",
             requested=True,

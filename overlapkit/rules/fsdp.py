@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from overlapkit.facts import Facts
-from overlapkit.rules.dp import RAW_STANDS
+from overlapkit.rules.dp import BUCKET, RAW_STANDS
 from overlapkit.rules.registry import BRIDGE, MEGATRON_LM, Finding, State, Verdict, error, info, rule, warning
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -99,6 +99,18 @@ def fsdp_forces_distributed_optimizer(f: Facts, s: State) -> Finding:
     return warning(subject, because, requested=said, value=True, fix=fix)
 
 
+def _leave_fsdp2(f: Facts, s: State) -> str:
+    """What turns FSDP2 off, and with it what then does not fit (FSDP006, DP014)."""
+    changes, is_now = ["dist.use_torch_fsdp2=false"], f.recipe.checkpoint.ckpt_format
+    if f.fsdp and is_now != "fsdp_dtensor":
+        changes.append("checkpoint.ckpt_format=fsdp_dtensor")
+    elif not f.fsdp and is_now == "torch_dcp":
+        changes.append("checkpoint.ckpt_format=torch_dist")
+    if f.recipe.ddp.num_buckets is not None and s[BUCKET] is not None:
+        changes.append("ddp.num_buckets=null")
+    return " and ".join(changes)
+
+
 @rule("FSDP004", source=f"{_SOURCE}; megatron-bridge models/model_provider.py")
 def two_kinds_of_fsdp(f: Facts, s: State) -> Finding:
     """Megatron-FSDP and FSDP2 at once.
@@ -115,7 +127,7 @@ def two_kinds_of_fsdp(f: Facts, s: State) -> Finding:
     return error(
         "dist.use_torch_fsdp2",
         "use_megatron_fsdp and use_torch_fsdp2 are both true",
-        fix="set dist.use_torch_fsdp2=false",
+        fix=f"set {_leave_fsdp2(f, s)}",
         by=MEGATRON_LM if f.megatron_lm else BRIDGE,
         at="construction" if late else "validation",
         requested=True,
@@ -150,7 +162,7 @@ def fsdp2_excludes(f: Facts, s: State) -> Finding:
     return error(
         "dist.use_torch_fsdp2",
         f"FSDP2 excludes {', '.join(found)}",
-        fix="turn these off, or set dist.use_torch_fsdp2=false",
+        fix=f"turn these off, or set {_leave_fsdp2(f, s)}",
         by=MEGATRON_LM,
         at="validation",
         requested=True,

@@ -114,10 +114,12 @@ def p2p_overlap_without_virtual_stages(f: Facts, s: State) -> Finding:
     """
     if f.parallelism.pp == 1 or f.interleaved or not s[_OVERLAP]:
         return None
+    batched = f.asked.batch_p2p_comm if f.overlap_setup else s[_BATCH]  # PP003 excludes it beside virtual stages
+    beside = f" and {_home(f)}.batch_p2p_comm=false" if batched else ""
     return error(
         _OVERLAP,
         f"PP {f.parallelism.pp} has no virtual stages, and the non-interleaved schedule does not overlap messages",
-        fix=f"set {_home(f)}.overlap_p2p_comm=null, or model.virtual_pipeline_model_parallel_size above 1",
+        fix=f"set {_home(f)}.overlap_p2p_comm=null, or model.virtual_pipeline_model_parallel_size above 1{beside}",
         by=MEGATRON_CORE,
         at="first_forward",
         requested=_requested(f, "overlap_p2p_comm"),
@@ -161,12 +163,7 @@ def deferred_embedding_needs(f: Facts, s: State) -> Iterable[Verdict]:
     """
     if not s["model.defer_embedding_wgrad_compute"]:
         return
-    needs = []
-    if f.parallelism.pp == 1:
-        needs.append("PP is 1")
-    if not f.gradient_accumulation_fusion:
-        needs.append("gradient_accumulation_fusion is false")
-    for because in needs:
+    for because in _deferral_lacks(f):
         yield error(
             "model.defer_embedding_wgrad_compute",
             because,
@@ -175,6 +172,11 @@ def deferred_embedding_needs(f: Facts, s: State) -> Iterable[Verdict]:
             at="validation",
             requested=True,
         )
+
+
+def _deferral_lacks(f: Facts) -> list[str]:
+    lacks = ["PP is 1"] if f.parallelism.pp == 1 else []
+    return lacks if f.gradient_accumulation_fusion else [*lacks, "gradient_accumulation_fusion is false"]
 
 
 @rule("PP011", source=f"{_SETUP}; {_PARALLEL_CONFIG}")
@@ -233,12 +235,16 @@ def batch_p2p_has_no_flag(f: Facts, s: State) -> Finding:
     asked = f.asked.batch_p2p_comm
     if asked is None or asked == s[_BATCH] or f.parallelism.pp == 1:
         return None
+    because = "Megatron-LM takes the opposite of overlap_p2p_comm"
     fix = f"set comm_overlap.overlap_p2p_comm={str(not asked).lower()}"
     if asked and f.parallelism.pp == 2 and f.parallelism.vp is not None:
-        fix = "remove batch_p2p_comm: with PP 2 and virtual stages messages have to overlap"
+        overlap = f.recipe.comm_overlap
+        section = "comm_overlap" if overlap is not None and overlap.batch_p2p_comm is not None else "model"
+        because = f"{because}, which has to be on with PP 2 and virtual stages"
+        fix = f"set {section}.batch_p2p_comm=null"
     if not asked and f.parallelism.vp is None:
         fix = "set model.virtual_pipeline_model_parallel_size above 1, so that messages can overlap"
-    return warning(_BATCH, "Megatron-LM takes the opposite of overlap_p2p_comm", requested=asked, fix=fix)
+    return warning(_BATCH, because, requested=asked, fix=fix)
 
 
 @rule("PP014", source=_PARALLEL_CONFIG)
@@ -266,7 +272,7 @@ def model_p2p_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
     """Pipeline values on the model that Bridge's set-up overwrites.
 
     Why: Bridge takes them from ``comm_overlap`` or from PP and VP; what stands on ``model`` is lost.
-    Fix: set the value under ``comm_overlap``.
+    Fix: set the value under ``comm_overlap`` where the schedule allows it, or take it off the model.
     """
     if not f.overlap_setup:
         return
@@ -274,6 +280,18 @@ def model_p2p_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
         said = getattr(f.recipe.model, name)
         subject = f"model.{name}"
         if f.written(subject) and getattr(f.asked, name) is None and said != s[subject]:
-            yield warning(
-                subject, "Bridge overwrites what stands on the model", requested=said, fix=f"set comm_overlap.{name}"
-            )
+            because, fix = "Bridge overwrites what stands on the model", f"set {_kept(f, s, name, said)}"
+            yield warning(subject, because, requested=said, fix=fix)
+
+
+def _kept(f: Facts, s: State, name: str, said: Any) -> str:
+    """What makes Bridge keep a value of the model, where it works; else what leaves nothing to overwrite."""
+    changes = {name: said}
+    if name == "defer_embedding_wgrad_compute" and f.asked.wgrad_deferral_limit is None:
+        changes["wgrad_deferral_limit"] = max(0, f.recipe.model.wgrad_deferral_limit or 0)  # PP011
+    after = {**s, **{f"model.{key}": value for key, value in changes.items()}}
+    checks = (both_p2p_flags, p2p_overlap_without_virtual_stages, two_stages_without_overlap, negative_deferral_limit)
+    defers = after["model.defer_embedding_wgrad_compute"]
+    if any(check(f, after) for check in checks) or (defers and _deferral_lacks(f)):
+        return f"model.{name}={str(s[f'model.{name}']).lower()}"
+    return " and ".join(f"comm_overlap.{key}={str(value).lower()}" for key, value in changes.items())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlapkit.facts import Facts
 from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, rule
 
 _HYBRID_PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")  # these say which stage holds what
+_SIZES = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+_ACCOUNTS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+_SIZES_OF_PP = "model.pipeline_model_parallel_size or model.virtual_pipeline_model_parallel_size"
 
 
 @rule(
@@ -23,25 +26,19 @@ def layers_do_not_split(f: Facts, s: State) -> Finding:
 
     Why: every stage and chunk builds the same number of layers. What no framework checks trains a model of
     another size: first and last stages that leave layers without a stage, before Megatron-Core 0.16.
-    Fix: change PP or VP, or give a ``pipeline_model_parallel_layout``.
+    Fix: change PP or VP, or give a ``pipeline_model_parallel_layout``; take away what does not go with the rest.
     """
     if f.recipe.model.is_hybrid_model or any(f.written(f"model.{name}") for name in _HYBRID_PATTERNS):
         return None
     problem = _layer_problem(f)
     if problem is None:
         return None
-    layers = f.recipe.model.num_layers
-    return error(
-        "model.pipeline_model_parallel_layout" if f.stages is not None else "model.num_layers",
-        problem.because,
-        fix="mend model.pipeline_model_parallel_layout"
-        if f.stages is not None
-        else "change pipeline_model_parallel_size or virtual_pipeline_model_parallel_size, or give a layout",
-        by=problem.by,
-        at=problem.at,
-        requested=f.recipe.model.pipeline_model_parallel_layout if f.stages is not None else layers,
-        value=f.recipe.model.pipeline_model_parallel_layout if f.stages is not None else layers,
-    )
+    name, fix = "num_layers", f"change {_SIZES_OF_PP}, or give a layout"
+    if f.stages is not None:
+        name, fix = "pipeline_model_parallel_layout", "mend model.pipeline_model_parallel_layout"
+    said = getattr(f.recipe.model, name)
+    fix = problem.fix or fix
+    return error(f"model.{name}", problem.because, fix=fix, by=problem.by, at=problem.at, requested=said, value=said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +46,17 @@ class _Problem:
     """Why the layers do not split over PP and VP, and who says so when.
 
     ``by`` and ``at`` are a decision's ``raised_by`` and ``raised_at``; both None: the launch goes on with
-    another number of layers.
+    another number of layers. ``fix``: what mends this one, where PP, VP or the layout need not change.
     """
 
     because: str
     by: str | None
     at: str | None
+    fix: str | None = None
 
 
-def _core(because: str) -> _Problem:
-    return _Problem(because, MEGATRON_CORE, "validation")
+def _core(because: str, fix: str | None = None) -> _Problem:
+    return _Problem(because, MEGATRON_CORE, "validation", fix)
 
 
 def _silent(because: str) -> _Problem:
@@ -82,9 +80,27 @@ def _layer_problem(f: Facts) -> _Problem | None:
     )
     if model.num_layers_in_first_pipeline_stage is None and model.num_layers_in_last_pipeline_stage is None:
         return _even_problem(f, model.num_layers, extra)
+    problem = _uneven_problem(f, model.num_layers)
+    splits_evenly = _even_problem(f, model.num_layers, 0) is None
     if extra:
-        return _core("layers of the first or last stage are given, and embedding or loss count as a layer: not both")
-    return _uneven_problem(f, model.num_layers)
+        because = "layers of the first or last stage are given, and embedding or loss count as a layer: not both"
+        names = _ACCOUNTS if problem is None or not splits_evenly else (*_SIZES, *_ACCOUNTS)
+        return _core(because, _take_away(f, *names))
+    if problem is None:
+        return None
+    given = [f"model.{name}" for name in _SIZES if getattr(model, name) is not None]
+    return replace(problem, fix=_take_away(f, *_SIZES) if splits_evenly else f"change {' or '.join(given)}")
+
+
+def _take_away(f: Facts, *names: str) -> str:
+    """Changes that leave none of these sizes and accounts."""
+    said = [(name, getattr(f.recipe.model, name)) for name in names]
+    changes = [
+        f"model.{name}={'null' if name in _SIZES else 'false'}"
+        for name, value in said
+        if value or (name in _SIZES and value is not None)
+    ]
+    return f"set {' and '.join(changes)}"
 
 
 def _even_problem(f: Facts, layers: int, extra: int) -> _Problem | None:
@@ -96,10 +112,11 @@ def _even_problem(f: Facts, layers: int, extra: int) -> _Problem | None:
     counted = f"{layers} layers" + (f" and {extra} for embedding and loss" if extra else "")
     parts = f"{pp} stages" if vp is None or vp == 1 else f"{pp} stages times {vp} virtual stages = {chunks}"
     because = f"{counted} are not a multiple of {parts}"
+    fix = _take_away(f, *_ACCOUNTS) if extra and layers % chunks == 0 else None
     if f.megatron_lm and vp is None:
-        return _Problem(because, MEGATRON_LM, "validation")
+        return _Problem(because, MEGATRON_LM, "validation", fix)
     if extra:
-        return _core(because)
+        return _core(because, fix)
     if f.bridge and vp is not None and layers // pp % vp:
         return _Problem(because, BRIDGE, "construction")
     return _Problem(because, MEGATRON_CORE, "construction")
@@ -110,17 +127,15 @@ def _layout_problem(f: Facts, stages: tuple[str, ...]) -> _Problem | None:
     if len(stages) % pp:
         because = f"the layout has {len(stages)} stages, not a multiple of PP {pp}"
         return _Problem(because, MEGATRON_LM, "validation") if f.megatron_lm else _core(because)
-    if (
-        model.num_layers_in_first_pipeline_stage is not None
-        or model.num_layers_in_last_pipeline_stage is not None
-        or model.account_for_embedding_in_pipeline_split
-        or model.account_for_loss_in_pipeline_split
-    ):
-        return _core("a layout says it all: no layers of the first or last stage, no account for embedding or loss")
+    if any(getattr(model, name) is not None for name in _SIZES) or any(getattr(model, name) for name in _ACCOUNTS):
+        because = "a layout says it all: no layers of the first or last stage, no account for embedding or loss"
+        return _core(because, _take_away(f, *_SIZES, *_ACCOUNTS))
     vp = model.virtual_pipeline_model_parallel_size
     if vp is not None and vp != len(stages) // pp:
-        because = f"the layout has {len(stages) // pp} virtual stages, virtual_pipeline_model_parallel_size is {vp}"
-        return _Problem(because, MEGATRON_LM, "validation") if f.megatron_lm else _core(because)
+        chunks = len(stages) // pp
+        because = f"the layout has {chunks} virtual stages, virtual_pipeline_model_parallel_size is {vp}"
+        fix = f"set model.virtual_pipeline_model_parallel_size={chunks if chunks > 1 else 'null'}"
+        return _Problem(because, MEGATRON_LM if f.megatron_lm else MEGATRON_CORE, "validation", fix)
     everything = "".join(stages)
     if not everything.startswith("E") or not everything.endswith("L"):
         return _core("the layout does not begin with the embedding and end with the loss")

@@ -27,7 +27,7 @@ def virtual_stages_without_pp(f: Facts, s: State) -> Finding:
     return error(
         f"model.{name}",
         f"VP {vp} with PP 1: an interleaved schedule needs PP above 1",
-        fix=f"set model.{name}=null, or raise pipeline_model_parallel_size",
+        fix=f"set model.{name}=null, or raise model.pipeline_model_parallel_size",
         by=MEGATRON_LM if f.megatron_lm else MEGATRON_CORE,
         at="validation" if f.megatron_lm else "initialize_model_parallel",
         requested=said,
@@ -48,7 +48,7 @@ def too_few_microbatches(f: Facts, s: State) -> Finding:
     count, pp = f.parallelism.num_microbatches, f.parallelism.pp
     if not f.interleaved or count is None:
         return None
-    group = _group(f)
+    group = f.microbatch_group
     if pp <= group <= count:
         return None
     value: int | None
@@ -61,11 +61,6 @@ def too_few_microbatches(f: Facts, s: State) -> Finding:
         because = f"at least {group} microbatches are needed, there are {count} per step"
         fix = f"raise train.global_batch_size to {group * _batch_of_one(f)} or more"
     return error(subject, because, fix=fix, by=MEGATRON_CORE, at="first_forward", requested=value, value=value)
-
-
-def _group(f: Facts) -> int:
-    said: int | None = f.recipe.model.microbatch_group_size_per_vp_stage
-    return f.parallelism.pp if said is None else said
 
 
 def _batch_of_one(f: Facts) -> int:
@@ -82,7 +77,7 @@ def microbatch_remainder(f: Facts, s: State) -> Finding:
     Why: a shorter group leaves bubbles in the pipeline, and the schedule raises.
     Fix: make the number of microbatches a multiple of the group.
     """
-    count, group = f.parallelism.num_microbatches, _group(f)
+    count, group = f.parallelism.num_microbatches, f.microbatch_group
     if not f.interleaved or count is None or not f.parallelism.pp <= group <= count:
         return None
     rest = count % group

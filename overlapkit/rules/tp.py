@@ -84,7 +84,8 @@ def tp_below_two(f: Facts, s: State) -> Finding:
     """
     if not s[OVERLAP] or f.parallelism.tp > 1:
         return None
-    return _gated(f, "tensor_model_parallel_size is 1", "set model.tensor_model_parallel_size to 2 or more")
+    beside = "" if f.sequence_parallel else " and model.sequence_parallel=true"  # TP002
+    return _gated(f, "tensor_model_parallel_size is 1", f"set model.tensor_model_parallel_size to 2 or more{beside}")
 
 
 @rule("TP002", source=_GATE)
@@ -120,7 +121,7 @@ def tp_without_transformer_engine(f: Facts, s: State) -> Finding:
     because, fix = "Transformer Engine is not installed", "install transformer-engine in the container"
     if f.tp_request is True and not f.overlap_setup:
         by = MEGATRON_LM if f.megatron_lm else BRIDGE
-        return error(OVERLAP, because, fix=fix, by=by, at="initialize_ub", requested=True)
+        return error(OVERLAP, because, fix=f"{fix}, or {off(f)}", by=by, at="initialize_ub", requested=True)
     return _gated(f, because, fix)
 
 
@@ -144,7 +145,7 @@ def leaves_nvlink_domain(f: Facts, s: State) -> Finding:
         return obstacle(
             f,
             f"TP {tp} is larger than the NVLink domain of {domain} GPUs",
-            fix=f"set model.tensor_model_parallel_size to {domain} or less",
+            fix=f"set model.tensor_model_parallel_size to {domain} or less, or {off(f)}",
             by=TRANSFORMER_ENGINE,
             at="initialize_ub",
         )
@@ -158,7 +159,7 @@ def leaves_nvlink_domain(f: Facts, s: State) -> Finding:
     return obstacle(
         f,
         reason,
-        fix=f"set model.tensor_model_parallel_size to a divisor of {node}",
+        fix=f"set model.tensor_model_parallel_size to a divisor of {node}, or {off(f)}",
         by=TRANSFORMER_ENGINE,
         at="initialize_ub",
     )

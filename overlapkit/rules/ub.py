@@ -44,7 +44,7 @@ def no_cuda_multicast(f: Facts, s: State) -> Finding:
                 "env_vars.UB_SKIPMC",
                 "CUDA multicast works here, and skipping it makes bulk collectives slower",
                 requested="1",
-                fix="unset UB_SKIPMC",
+                fix="set env_vars.UB_SKIPMC=0",
             )
         return None
     because = f"no CUDA multicast on {_where(f)}"

@@ -167,7 +167,7 @@ def model_values_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
 
     Why: Bridge writes what ``comm_overlap`` says over ``model.tp_comm_overlap``, its configuration and its bootstrap
     backend, whatever stood there.
-    Fix: set the value under ``comm_overlap``.
+    Fix: set the value under ``comm_overlap``, or take it off the model.
     """
     if not f.overlap_setup:
         return
@@ -179,8 +179,21 @@ def model_values_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
             subject,
             "Bridge overwrites what stands on the model",
             requested=said,
-            fix=f"set comm_overlap.{name} instead",
+            fix=f"set {_kept(f, s, name)}",
         )
+
+
+def _kept(f: Facts, s: State, name: str) -> str:
+    """What makes Bridge keep a value of the model, or else leaves nothing to overwrite."""
+    said, final = getattr(f.recipe.model, name), s[f"model.{name}"]
+    if name == "tp_comm_overlap_cfg":
+        return f"comm_overlap.{name} instead"
+    if name == "tp_comm_bootstrap_backend":
+        return f"comm_overlap.{name}={said}" if said in ("nccl", "gloo", "mpi") else f"model.{name}={final}"
+    same = f"model.{name}={str(final).lower()}"
+    gates = f.parallelism.tp > 1 and f.sequence_parallel and f.versions.transformer_engine is not None
+    works = gates and f.tp_request is False if said else True
+    return f"comm_overlap.{name}={str(said).lower()}, or {same}" if works else same
 
 
 @rule(

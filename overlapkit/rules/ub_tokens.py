@@ -27,7 +27,7 @@ def tokens_not_divisible(f: Facts, s: State) -> Finding:
     return obstacle(
         f,
         f"{_shape(f)} does not split into TP {tp} chunks",
-        fix="set model.seq_length so that seq_length * micro_batch_size / CP is a multiple of TP",
+        fix=f"set model.seq_length so that seq_length * micro_batch_size / CP is a multiple of TP, or {off(f)}",
         by=TRANSFORMER_ENGINE,
         at="first_forward",
     )
@@ -108,7 +108,9 @@ def _packed_to_another_length(f: Facts, specs: object) -> tuple[str, str] | None
     length = f.recipe.model.seq_length
     if not isinstance(packed, int) or packed <= 0 or length is None or packed == length:
         return None
-    return f"packed sequences have {packed} tokens where seq_length is {length}", f"set model.seq_length={packed}"
+    dataset = "" if f.recipe.dataset.seq_length is None else f" and dataset.seq_length={packed}"  # CFG007
+    fix = f"set model.seq_length={packed}{dataset}"
+    return f"packed sequences have {packed} tokens where seq_length is {length}", fix
 
 
 def _evaluation_differs(f: Facts) -> tuple[str, str] | None:
