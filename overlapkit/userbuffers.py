@@ -36,14 +36,14 @@ def methods(userbuffers: Userbuffers | None) -> dict[str, Any]:
 def fp8_reduce_scatters(userbuffers: Userbuffers | None, *, rs_dgrad: bool) -> tuple[str, ...]:
     """The layers whose reduce-scatter gets a buffer of one byte per element while the GEMMs are FP8.
 
-    ``fp8_buf`` counts for pipelines only. A dgrad layer reduces only with ``tp_comm_overlap_rs_dgrad``; without, its
+    Transformer Engine heeds ``fp8_buf`` for the layers that its own defaults pipeline, whatever their method is here,
+    and for dgrad layers that are pipelined. A dgrad layer reduces only with ``tp_comm_overlap_rs_dgrad``; without, its
     pipeline buffer serves the bulk all-gather.
     """
-    layers = _ROW_PARALLEL_FORWARD + (_COLUMN_PARALLEL_DGRAD if rs_dgrad else ())
     chosen = methods(userbuffers)
-    return tuple(
-        layer for layer in layers if chosen[layer] == "pipeline" and (userbuffers or {}).get(layer, {}).get("fp8_buf")
-    )
+    pipelined = tuple(layer for layer in _COLUMN_PARALLEL_DGRAD if rs_dgrad and chosen[layer] == "pipeline")
+    layers = _ROW_PARALLEL_FORWARD + pipelined
+    return tuple(layer for layer in layers if (userbuffers or {}).get(layer, {}).get("fp8_buf"))
 
 
 def dgrads_not_bulk(userbuffers: Userbuffers | None) -> tuple[str, ...]:

@@ -161,14 +161,15 @@ def _features(plan: Plan, out: Console) -> None:
 
 
 def _reason(plan: Plan, setting: str, on: bool) -> tuple[str, str]:
-    """Why a setting has its value: the gravest decision about it, the last of these."""
+    """Why a setting has its value: the first error about it, else the gravest decision, the last of these."""
     about = [d for d in plan.decisions if d.subject == setting and not (_idle(plan, d) and not on)]
     if setting == "model.tp_comm_overlap" and on:
         about += [d for d in plan.decisions if d.subject in ("preset", "model.tp_comm_overlap_cfg")]
     if not about:
         return ("as asked" if on else "not asked for"), ""
-    order = ("info", "warning", "error")
-    best = max(enumerate(about), key=lambda pair: (order.index(pair[1].severity), pair[0]))[1]
+    errors = [d for d in about if d.severity == "error"]
+    warnings = [d for d in about if d.severity == "warning"]
+    best = errors[0] if errors else (warnings or about)[-1]
     return best.because, best.code
 
 

@@ -54,19 +54,18 @@ def bucket_in_bytes(f: Facts, s: State) -> Finding:
     """
     if f.fsdp or f.torch_fsdp2:
         return None
-    asked = _asked(f) if s[BUCKET] is None else s[BUCKET]
-    default = asked is None
     reduces = s[GRAD_REDUCE] and not _no_buckets(f)
-    if default and (not reduces or (_wrapped_by_megatron(f) and f.recipe.ddp.num_buckets is not None)):
-        return None
-    size = default_bucket(f) if asked is None else asked
-    if size <= 0:
+    size = s[BUCKET] if reduces else _asked(f)
+    default = reduces and size is None
+    if default and not (_wrapped_by_megatron(f) and f.recipe.ddp.num_buckets is not None):
+        size = default_bucket(f)
+    if size is None or size <= 0:
         return None
     grads, params, parameters = size * f.precision.grad_bytes, size * f.precision.param_bytes, "parameters"
     if f.precision.fp8_param_gather and f.precision.fp8_recipe not in (None, "mxfp8"):
         params, parameters = size, "FP8 parameters"  # MXFP8 ones are gathered in BF16
     kind = "FP32" if f.precision.grad_bytes == 4 else f.precision.compute.upper()
-    if not reduces or s[BUCKET] != asked:
+    if not reduces:
         moves = f"{_mib(grads)} of {kind} gradients, {_mib(params)} of {parameters}"
     elif not f.dist_opt:
         moves = f"an all-reduce of {_mib(grads)} {kind} gradients"

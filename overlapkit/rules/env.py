@@ -118,13 +118,13 @@ def layernorm_margin(f: Facts, s: State) -> Iterable[Verdict]:
 def p2p_chunk_size(f: Facts, s: State) -> Finding:
     """``NCCL_P2P_NET_CHUNKSIZE`` for pipelines of large dense models.
 
-    2 MiB with PP above 1 and 70 billion parameters or more.
+    2 MiB with PP above 1 and 70 billion parameters or more; Bridge leaves LoRA out.
 
     Why: the activations that such stages exchange over the network fill larger chunks.
     Fix: export it.
     """
     size = f.dense_parameters
-    if f.parallelism.pp == 1 or size is None:
+    if f.parallelism.pp == 1 or size is None or f.recipe.peft is not None:
         return None
     hidden = f.recipe.model.hidden_size or 0
     if f.recipe.model.vocab_size is None and size < _LARGE <= size + 2 * _VOCABULARY * hidden:

@@ -40,7 +40,7 @@ def dgrad_in_two_modes(f: Facts, s: State) -> Finding:
 
 @rule("UB027", source="transformer-engine pytorch/csrc/extensions/gemm.cpp", te=">=2.0")
 def fp8_reduce_scatter_without_delayed_scaling(f: Facts, s: State) -> Finding:
-    """``fp8_buf`` on a pipelined reduce-scatter, and FP8 with another scaling than delayed.
+    """``fp8_buf`` on a reduce-scatter, and FP8 with another scaling than delayed.
 
     Known from reading Transformer Engine; it was not run on a GPU.
 
