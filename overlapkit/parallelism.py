@@ -22,10 +22,12 @@ def derive_parallelism(recipe: Recipe, versions: Versions, stages: tuple[str, ..
     if world is None:
         hint = "add cluster: {gpu: h100, num_gpus: 8}, or the override cluster.num_gpus=8"
         raise place.error("cluster.num_gpus", "the number of GPUs is missing", hint)
-    if world % (tp * pp * cp):
-        hint = f"TP {tp} · PP {pp} · CP {cp} = {tp * pp * cp} must divide it"
+    remat = _weight_remat(recipe, versions, tp)
+    if world % (tp * pp * cp * remat):
+        shards = f" · {remat} shards of each TP rank's weights" if remat > 1 else ""
+        hint = f"TP {tp} · PP {pp} · CP {cp}{shards} = {tp * pp * cp * remat} must divide it"
         raise place.error("cluster.num_gpus", f"{world} GPUs cannot be split", hint)
-    dp = world // (tp * pp * cp)
+    dp = world // (tp * pp * cp * remat)
     etp = _expert_tensor_parallel(recipe, versions, tp, ep)
     return Parallelism(
         world_size=world,
@@ -40,6 +42,14 @@ def derive_parallelism(recipe: Recipe, versions: Versions, stages: tuple[str, ..
         expert_dp=world // (etp * ep * pp) if world % (etp * ep * pp) == 0 else None,
         num_microbatches=_num_microbatches(recipe, dp),
     )
+
+
+def _weight_remat(recipe: Recipe, versions: Versions, tp: int) -> int:
+    """Ranks that share one TP rank's weights: an axis beside DP in Megatron-LM from core 0.19 (its validate_args)."""
+    shards = recipe.model.tensor_parallel_num_weight_shards
+    if shards is None or versions.megatron_bridge is not None or versions.megatron_core in parse_range("<0.19.0rc0"):
+        return 1
+    return max(shards // tp, 1)  # what TP does not divide, CFG017 refuses
 
 
 def _keeps_sequence_parallel(versions: Versions) -> bool:

@@ -15,10 +15,11 @@ from overlapkit.recipe.schema import SECTIONS, specs_of
 from overlapkit.recipe.sections import CommOverlap, MixedPrecision, Recipe
 from overlapkit.recipe.userbuffers import clean_userbuffers
 
+MAX_SIZES = 16
+MAX_TEXT = 4_000
+PEFT_SCHEMES = ("lora", "dora", "canonical_lora", "vlm_lora")
+NO_PEFT = ("none", "null", "full")
 _OWN_BUILDERS = ("mixed_precision", "comm_overlap")
-_MAX_SIZES = 16
-_MAX_TEXT = 4_000
-_PEFT_SCHEMES = ("lora", "dora", "canonical_lora", "vlm_lora")
 
 
 def build_recipe(value: Mapping[str, Any], place: Place) -> Recipe:
@@ -135,8 +136,8 @@ def _value(item: Any, spec: tuple[str, tuple[str, ...]], path: str, place: Place
         return item
     if kind in ("names", "sizes"):
         return _sequence(item, kind, path, place)
-    if isinstance(item, str) and len(item) > _MAX_TEXT:  # a layout is unrolled, in a time that grows with its square
-        raise place.error(path, f"longer than {_MAX_TEXT:,} characters, which no recipe needs")
+    if isinstance(item, str) and len(item) > MAX_TEXT:  # a layout is unrolled, in a time that grows with its square
+        raise place.error(path, f"longer than {MAX_TEXT:,} characters, which no recipe needs")
     return item
 
 
@@ -169,8 +170,8 @@ def _hint(kind: str, item: Any) -> str | None:
 
 def _sequence(item: Any, kind: str, path: str, place: Place) -> tuple[Any, ...]:
     if kind == "sizes":
-        if not isinstance(item, list) or len(item) > _MAX_SIZES or any(_CHECKS["size"](entry) for entry in item):
-            expected = f"expected a list of whole numbers of at least 1, {_MAX_SIZES} at most"
+        if not isinstance(item, list) or len(item) > MAX_SIZES or any(_CHECKS["size"](entry) for entry in item):
+            expected = f"expected a list of whole numbers of at least 1, {MAX_SIZES} at most"
             raise place.error(path, f"{expected}, got {shown(item)}")
         return tuple(item)
     entries = item.split(",") if isinstance(item, str) else item
@@ -244,10 +245,10 @@ def _peft(body: Any, place: Place) -> str | None:
     if body is None:
         return None
     if isinstance(body, str):
-        if body.lower() in ("none", "null", "full"):
+        if body.lower() in NO_PEFT:
             return None
-        if body.lower() not in _PEFT_SCHEMES:
-            raise place.error("peft", f"expected one of {', '.join(_PEFT_SCHEMES)}, got {shown(body)}")
+        if body.lower() not in PEFT_SCHEMES:
+            raise place.error("peft", f"expected one of {', '.join(PEFT_SCHEMES)}, got {shown(body)}")
         return body.lower()
     if not isinstance(body, dict):
         raise place.error("peft", f"expected lora, dora or a mapping, got {shown(body)}")

@@ -18,7 +18,7 @@ MAX_NODES = 10_000
 MAX_REFERENCES = 1_000
 _MAX_CHAIN = 20
 _RESOLVER = re.compile(r"\s*([\w.\-]+)\s*:")
-_KEY_PATH = re.compile(r"\.*[\w\-]+(?:\.[\w\-]+|\[[\w\-]+\])*")
+KEY_PATH = re.compile(r"\.*[\w\-]+(?:\.[\w\-]+|\[[\w\-]+\])*")
 
 _Path = tuple[Any, ...]
 _Size = tuple[int, int, int]  # values, characters and references that resolving would produce
@@ -139,7 +139,7 @@ class _Bounds:
         if body is None or "${" in body:
             raise self.fail(path, "a reference is ${section.key}, neither nested nor unclosed")
         reference = body.strip()
-        if not _KEY_PATH.fullmatch(reference):
+        if not KEY_PATH.fullmatch(reference):
             raise self.fail(path, f"${{{printable(reference)}}} is not a reference to a key")
         name = reference.lstrip(".")
         keys = re.split(r"[.\[]", name.replace("]", ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 # ruff: noqa: F401  imported for their rules, in the frameworks' own order: set-up, validation, launch
 from overlapkit.rules import (
     cfg,
+    cfg_batch,
     cfg_precision,
     pp,
     pp_layers,

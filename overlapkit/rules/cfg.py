@@ -101,52 +101,6 @@ def gpu_not_named(f: Facts, s: State) -> Finding:
     )
 
 
-@rule(
-    "CFG005",
-    source="megatron-core num_microbatches_calculator.py; megatron-bridge training/config.py validate (0.5); "
-    "Megatron-LM training/arguments.py validate_args (0.18)",
-)
-def global_batch_not_divisible(f: Facts, s: State) -> Finding:
-    """The global batch does not split into microbatches.
-
-    ``global_batch_size`` must be a multiple of ``micro_batch_size`` times the data-parallel size. Bridge from
-    0.5 and Megatron-LM from 0.18 say so first, of the evaluation batch, which is the same unless set.
-
-    ``decrease_batch_size_if_needed`` rounds it down, where that check does not come first; a batch that ramps up
-    is not looked at.
-
-    Why: every data-parallel rank runs the same whole number of microbatches.
-    Fix: change one of the sizes; data parallelism is the GPUs divided by TP, PP and CP.
-    """
-    train, dp = f.recipe.train, f.parallelism.dp
-    micro, batch = train.micro_batch_size, train.global_batch_size
-    if micro is None or batch is None or batch % (micro * dp) == 0 or train.rampup_batch_size is not None:
-        return None
-    by = MEGATRON_CORE
-    evaluation = f.recipe.validation.eval_micro_batch_size or micro
-    if not f.written("validation.eval_global_batch_size") and batch % (evaluation * dp):
-        if f.bridge_in(">=0.5.0"):
-            by = BRIDGE
-        elif f.megatron_lm and f.core_in(">=0.18.0"):
-            by = MEGATRON_LM
-    if train.decrease_batch_size_if_needed and by == MEGATRON_CORE:
-        rounded = batch // (micro * dp) * micro * dp
-        because = f"not a multiple of {micro * dp}: decrease_batch_size_if_needed makes it {rounded}"
-        return info("train.global_batch_size", because, requested=batch, value=rounded)
-    # What the interleaved schedule wants of the same number (PP007, PP008).
-    group = max(f.microbatch_group, f.parallelism.pp) if f.interleaved else 1
-    groups = f", {micro * dp} times groups of {group} microbatches" if group > 1 else ""
-    return error(
-        "train.global_batch_size",
-        f"{batch} is not a multiple of micro_batch_size {micro} times DP {dp}",
-        fix=f"set train.global_batch_size to a multiple of {micro * dp * group}{groups}",
-        by=by,
-        at="validation",
-        requested=batch,
-        value=batch,
-    )
-
-
 @rule("CFG006", source="megatron-core transformer/transformer_config.py")
 def heads_not_divisible(f: Facts, s: State) -> Finding:
     """The attention heads do not split over the TP group.
@@ -308,3 +262,22 @@ def fused_loss_in_deterministic_mode(f: Facts, s: State) -> Finding:
     if f.megatron_lm or f.recipe.is_dump:
         return None
     return warning(subject, "not set: Bridge's models have it on, and deterministic_mode excludes it", fix=fix)
+
+
+@rule("CFG017", source="megatron-core model_parallel_config.py resolve_tensor_parallel_weight_shards", core=">=0.19.0")
+def weight_shards_do_not_fit(f: Facts, s: State) -> Finding:
+    """``tensor_parallel_num_weight_shards`` is a multiple of TP.
+
+    Above TP, Megatron-LM takes the ranks that share a TP rank's weights from data parallelism. Bridge does not
+    make groups for them.
+
+    Why: each TP rank's part of a weight is cut into the same whole number of shards.
+    Fix: set it to a multiple of TP, or leave it out.
+    """
+    shards, tp = f.recipe.model.tensor_parallel_num_weight_shards, f.parallelism.tp
+    if shards is None or (shards >= tp and shards % tp == 0):
+        return None
+    subject = "model.tensor_parallel_num_weight_shards"
+    because = f"{shards} is not a multiple of TP {tp}"
+    by = MEGATRON_LM if f.megatron_lm else MEGATRON_CORE
+    return error(subject, because, fix=f"set {subject}=null", by=by, at="validation", requested=shards, value=shards)

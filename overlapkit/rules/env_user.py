@@ -172,11 +172,13 @@ def hybridep_domain_differs(f: Facts, s: State) -> Iterable[Verdict]:
 def ucc_needs_connections(f: Facts, s: State) -> Finding:
     """UCC for pipeline messages and ``CUDA_DEVICE_MAX_CONNECTIONS=1``.
 
+    Megatron-Core looks at PP 1 too.
+
     Why: UCC's kernels would wait behind compute, so Megatron-Core asserts another number. Megatron-LM asserts 1 for
     TP or CP before Blackwell, so that both cannot be met.
     Fix: remove ``model.pipeline_model_parallel_comm_backend``.
     """
-    if f.recipe.model.pipeline_model_parallel_comm_backend != "ucc" or f.parallelism.pp == 1:
+    if f.recipe.model.pipeline_model_parallel_comm_backend != "ucc":
         return None
     asserted = f.megatron_lm and needs_order(f) and not (f.fsdp or f.torch_fsdp2 or s[EP_OVERLAP])
     if _said(f, CONNECTIONS) != "1" and not asserted:

@@ -6,7 +6,18 @@ from collections.abc import Iterable
 
 from overlapkit.facts import Facts
 from overlapkit.rules.dp import BUCKET, RAW_STANDS
-from overlapkit.rules.registry import BRIDGE, MEGATRON_LM, Finding, State, Verdict, error, info, rule, warning
+from overlapkit.rules.registry import (
+    BRIDGE,
+    MEGATRON_CORE,
+    MEGATRON_LM,
+    Finding,
+    State,
+    Verdict,
+    error,
+    info,
+    rule,
+    warning,
+)
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _SOURCE = "megatron-bridge training/config.py; Megatron-LM training/arguments.py validate_args"
@@ -236,3 +247,59 @@ def fsdp_flags_of_later_versions(f: Facts, s: State) -> Iterable[Verdict]:
             if asked:
                 fix = "use Megatron-Core 0.13 or newer"
                 yield error(subject, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True, value=True)
+
+
+@rule("FSDP008", source="megatron-core optimizer/__init__.py and optimizer/distrib_optimizer.py", megatron_lm=None)
+def fsdp2_with_distributed_optimizer(f: Facts, s: State) -> Finding:
+    """PyTorch's FSDP2 with the distributed optimizer, behind Bridge.
+
+    Megatron-LM's parser refuses it (FSDP005); Bridge does not look.
+
+    Why: FSDP2 shards the parameters itself and has no gradient buffers. The distributed optimizer takes the module's
+    method ``buffers`` for them, and fails with a TypeError.
+    Fix: set ``use_distributed_optimizer=false``, or use Megatron-FSDP.
+    """
+    if not f.torch_fsdp2 or f.fsdp or not f.dist_opt:
+        return None
+    named = [name for name in ("ddp", "optimizer") if getattr(f.recipe, name).use_distributed_optimizer]
+    changes = " and ".join(f"{name}.use_distributed_optimizer=false" for name in named)
+    return error(
+        "dist.use_torch_fsdp2",
+        "FSDP2 has no gradient buffers for the distributed optimizer",
+        fix=f"set {changes}",
+        by=MEGATRON_CORE,
+        at="construction",
+        requested=True,
+        value=True,
+    )
+
+
+@rule("FSDP009", source=f"{_SOURCE} (0.17)")
+def fsdp_excludes(f: Facts, s: State) -> Iterable[Verdict]:
+    """What Megatron-FSDP excludes.
+
+    ``dist.use_tp_pp_dp_mapping`` in Bridge. From Bridge 0.5 and Megatron-LM 0.17 ``fsdp_manual_registration``
+    without ``nccl_ub``, and comparing weights over the replicas with the strategy ``optim_grads_params``.
+
+    Why: its groups follow the usual order of ranks; registration by hand is NCCL's; and with that strategy no rank
+    holds whole weights to compare.
+    Fix: turn off what is named.
+    """
+    recent = f.core_in(">=0.17.0rc0") if f.megatron_lm else f.bridge_in(">=0.5.0")
+    ddp, by = f.recipe.ddp, MEGATRON_LM if f.megatron_lm else BRIDGE
+    # Megatron-LM looks at the registration without Megatron-FSDP too.
+    if ddp.fsdp_manual_registration and not ddp.nccl_ub and recent and (f.fsdp or f.megatron_lm):
+        yield _excluded("ddp.fsdp_manual_registration", True, "it needs ddp.nccl_ub", "false", by)
+    if not f.fsdp:
+        return
+    if f.recipe.dist.use_tp_pp_dp_mapping and f.bridge:
+        yield _excluded("dist.use_tp_pp_dp_mapping", True, "Megatron-FSDP excludes it", "false", by)
+    interval = f.recipe.train.check_weight_hash_across_dp_replicas_interval
+    if interval is not None and ddp.data_parallel_sharding_strategy == "optim_grads_params" and recent:
+        because = "with the sharding strategy optim_grads_params no rank holds whole weights"
+        yield _excluded("train.check_weight_hash_across_dp_replicas_interval", interval, because, "null", by)
+
+
+def _excluded(subject: str, requested: object, because: str, other: str, by: str) -> Verdict:
+    fix = f"set {subject}={other}"
+    return error(subject, because, fix=fix, by=by, at="validation", requested=requested, value=requested)
