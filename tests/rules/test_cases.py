@@ -50,7 +50,7 @@ def recipe_of(case: dict[str, Any]) -> dict[str, Any]:
         if value == "absent":
             node.pop(key, None)
         else:
-            node[key] = value
+            node[key] = copy.deepcopy(value)  # anchors share it with other cases
     return recipe
 
 
