@@ -36,6 +36,14 @@ class PlanFormat(str, Enum):
 class PageFormat(str, Enum):
     text = "text"
     json = "json"
+    markdown = "markdown"
+
+
+class ReportFormat(str, Enum):
+    text = "text"
+    json = "json"
+    github = "github"
+    sarif = "sarif"
 
 
 class DataFormat(str, Enum):
@@ -116,6 +124,56 @@ def _errors_to_stderr(plan: Any) -> None:
             print(printable(line, limit=1000), file=sys.stderr)
 
 
+@app.command("check")
+def check_command(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH... [SECTION.KEY=VALUE]...", help="Recipes, launch scripts, folders or globs."),
+    ],
+    output: Annotated[ReportFormat, typer.Option("--format", "-f", help="Form of the report.")] = ReportFormat.text,
+    fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 at a finding this grave or graver.")] = FailOn.error,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name the files that are passed over.")] = False,
+) -> None:
+    """Many recipes and launch scripts at once, for CI and pre-commit.
+
+    Example: overlapkit check recipes --format github
+    """
+    from overlapkit.check import check
+    from overlapkit.check_paths import select
+    from overlapkit.findings import exit_code
+
+    report = check(select(paths))
+    least: Any = "info" if fail_on is FailOn.info else "warning"
+    if output is ReportFormat.text:
+        from overlapkit.render.check import print_report
+
+        print_report(report, sys.stdout, least=least, name_passed_over=verbose)
+    elif output is ReportFormat.json:
+        from overlapkit.render.check import to_dict
+
+        _write(to_dict(report), "json")
+    elif output is ReportFormat.github:
+        from overlapkit.render.github import to_github
+
+        sys.stdout.write(to_github(report, least=least))
+    else:
+        from overlapkit.render.sarif import to_sarif
+
+        _write(to_sarif(report, least=least), "json")
+    raise typer.Exit(exit_code(report, fail_on.value))
+
+
+@app.command("schema")
+def schema_command() -> None:
+    """The JSON Schema of a recipe, for editors and validators.
+
+    Example: overlapkit schema
+    """
+    from overlapkit.recipe.json_schema import schema_text
+
+    sys.stdout.write(schema_text())
+
+
 @app.command("explain")
 def explain_command(
     code: Annotated[
@@ -138,7 +196,9 @@ def explain_command(
     if code is not None:
         rules = {code.upper(): _rule(code, rules)}
     ordered = [rules[name] for name in sorted(rules)]
-    if output is PageFormat.json:
+    if output is PageFormat.markdown:
+        sys.stdout.write(page.to_markdown(ordered))
+    elif output is PageFormat.json:
         pages = [page.to_dict(rule) for rule in ordered]
         _write(pages[0] if code is not None else pages, "json")
     else:

@@ -11,7 +11,7 @@ unset PYTHONPATH PYTHONHOME
 
 PYTHONS=(3.10 3.13)
 OMEGACONFS=(2.3 2.4)
-TEST_PACKAGES=('pytest>=8' pytest-xdist hypothesis packaging jsonschema)
+TEST_PACKAGES=('pytest>=8' pytest-xdist hypothesis packaging jsonschema markdown-it-py)
 
 # The machine's uv, else the one that scripts/test.sh installs with the development tools; maybe none.
 UV=$(command -v uv || true)

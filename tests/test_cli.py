@@ -113,7 +113,8 @@ def test_help_shows_an_example_that_runs(verb: tuple[str, ...]) -> None:
 
 
 def test_verbs() -> None:
-    assert {" ".join(verb) for verb in verbs()} >= {"resolve", "explain", "presets list", "presets show"}
+    expected = {"resolve", "check", "schema", "explain", "presets list", "presets show"}
+    assert {" ".join(verb) for verb in verbs()} >= expected
     for arguments in ([], ["--help"], ["-h"]):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code in (0, 2)  # without arguments typer says 2 from 0.13 on

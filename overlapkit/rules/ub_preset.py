@@ -217,7 +217,7 @@ def configuration_has_to_be_a_file(f: Facts, s: State) -> Finding:
         return None
     subject, name = f"{section}.tp_comm_overlap_cfg", f.preset.name
     fix = f"overlapkit presets show {name} --format yaml > FILE, and give FILE" if name else "give the path of a file"
-    if f.recipe.is_dump:
+    if f.recipe.is_dump and f.bridge:
         because = "a name where Bridge opens a file"
         return error(subject, because, fix=fix, by=BRIDGE, at="initialize_ub", requested=cfg, value=name)
     who = "Megatron-LM" if f.megatron_lm else "Bridge"
