@@ -156,7 +156,7 @@ def derive(recipe: Recipe) -> Facts:
         graph_impl=graph_impl,
         graph_modules=graph_modules,
         full_iteration_graph=full_iteration,
-        dense_parameters=_dense_parameters(recipe),
+        dense_parameters=_dense_parameters(recipe, megatron_lm=megatron_lm),
         start=starting_values(recipe, asked, request, userbuffers, megatron_lm=megatron_lm),
     )
 
@@ -288,8 +288,11 @@ def _cuda_graphs(recipe: Recipe) -> tuple[str, frozenset[str], bool]:
     return impl, frozenset(names - {"full", "full_iteration", "full_iteration_inference"}), full
 
 
-def _dense_parameters(recipe: Recipe) -> int | None:
-    """Parameters of a dense GPT: attention, MLP and the embeddings, without norms, biases and padding."""
+def _dense_parameters(recipe: Recipe, *, megatron_lm: bool) -> int | None:
+    """Parameters of a dense GPT: attention, MLP and the embeddings, without norms, biases and padding.
+
+    Megatron-LM ties the embeddings unless told otherwise.
+    """
     model = recipe.model
     layers, hidden = model.num_layers, model.hidden_size
     if model.num_moe_experts or model.multi_latent_attention or layers is None or hidden is None:
@@ -300,6 +303,7 @@ def _dense_parameters(recipe: Recipe) -> int | None:
     attention = hidden * channels * (2 * heads + 2 * groups)
     ffn = model.ffn_hidden_size or 4 * hidden
     mlp = hidden * ffn * (3 if model.gated_linear_unit else 2)
-    embeddings = (model.vocab_size or 0) * hidden * (1 if model.share_embeddings_and_output_weights else 2)
+    tied = model.share_embeddings_and_output_weights
+    embeddings = (model.vocab_size or 0) * hidden * (1 if tied or (tied is None and megatron_lm) else 2)
     total: int = layers * (attention + mlp) + embeddings
     return total

@@ -84,6 +84,8 @@ def derive_precision(recipe: Recipe, *, megatron_lm: bool) -> Precision:
     model = recipe.model
     fields = {name: value for name in _DEFAULTS if (value := getattr(model, name, None)) is not None}
     fields.setdefault("fp8_recipe", "delayed")
+    for end in ("start", "end"):  # the model's own default; Bridge's sections say 0
+        fields.setdefault(f"num_layers_at_{end}_in_bf16", 1)
     fields["fp8_param_gather"] = bool(model.fp8_param)
     assumed = not recipe.is_dump and model.bf16 is None and model.fp16 is None
     if assumed:

@@ -30,7 +30,7 @@ def key_of_another_version(f: Facts, s: State) -> Iterable[Verdict]:
     """A key that only another version of the software has.
 
     The key is right in some release of Megatron-Bridge or Megatron-Core, but not in the one that the
-    recipe targets.
+    recipe targets. For Megatron-LM a key counts that its parser has a flag for.
 
     Why: Bridge drops unknown keys of a YAML file with no more than a log line, and a dataclass refuses
     them; either way the value does not reach the job.
@@ -45,14 +45,21 @@ def key_of_another_version(f: Facts, s: State) -> Iterable[Verdict]:
         near |= {_BRIDGE_OF_CORE[core] for core in near}
     for path, indices in f.recipe.foreign_keys:
         owners = frozenset(map(int, indices))
-        if owners & near:
+        if owners & near or (f.megatron_lm and _is_a_flag(path, f)):
             continue
         names = ", ".join(known_keys().snapshots[index] for index in sorted(owners))
-        yield warning(
-            path,
-            f"only {names} {'has' if len(owners) == 1 else 'have'} this key",
-            fix=f"remove it, or target a version that has it (this is {_target(f)})",
-        )
+        because = f"only {names} {'has' if len(owners) == 1 else 'have'} this key"
+        fix = f"remove it, or target a version that has it (this is {_target(f)})"
+        yield warning(path, because, fix=fix)
+
+
+def _is_a_flag(path: str, f: Facts) -> bool:
+    """Whether Megatron-LM's parser takes the field, whose names Bridge's sections may have got later."""
+    from overlapkit.megatron_lm.fields import pairs
+    from overlapkit.megatron_lm.flags import flags_of
+
+    pair, flags = pairs().get(path), flags_of(f.versions.megatron_core, doubtful=True)
+    return pair is not None and any(name in flags for name, _ in pair.flags)
 
 
 def _target(f: Facts) -> str:

@@ -12,8 +12,9 @@ from overlapkit.errors import printable
 from overlapkit.facts import Facts
 from overlapkit.presets import choose_nearest
 from overlapkit.recipe.sections import AUTO
+from overlapkit.rules.changes import home
 from overlapkit.rules.registry import BRIDGE, Finding, State, Verdict, error, info, rule, warning
-from overlapkit.rules.tp import OVERLAP, home
+from overlapkit.rules.tp import OVERLAP
 
 _CFG = "model.tp_comm_overlap_cfg"
 _PRESET = "preset"
@@ -189,7 +190,7 @@ def _kept(f: Facts, s: State, name: str) -> str:
     if name == "tp_comm_overlap_cfg":
         return f"comm_overlap.{name} instead"
     if name == "tp_comm_bootstrap_backend":
-        return f"comm_overlap.{name}={said}" if said in ("nccl", "gloo", "mpi") else f"model.{name}={final}"
+        return f"comm_overlap.{name}={said}" if said in ("nccl", "gloo", "mpi") else f"model.{name}={final or 'null'}"
     same = f"model.{name}={str(final).lower()}"
     gates = f.parallelism.tp > 1 and f.sequence_parallel and f.versions.transformer_engine is not None
     works = gates and f.tp_request is False if said else True
@@ -219,6 +220,6 @@ def configuration_has_to_be_a_file(f: Facts, s: State) -> Finding:
     fix = f"overlapkit presets show {name} --format yaml > FILE, and give FILE" if name else "give the path of a file"
     if f.recipe.is_dump and f.bridge:
         because = "a name where Bridge opens a file"
-        return error(subject, because, fix=fix, by=BRIDGE, at="initialize_ub", requested=cfg, value=name)
+        return error(subject, because, fix=fix, by=BRIDGE, at="initialize_ub", requested=cfg)
     who = "Megatron-LM" if f.megatron_lm else "Bridge"
-    return info(subject, f"{who} reads it from a file", value=name, fix=fix)
+    return info(subject, f"{who} reads it from a file", requested=name, fix=fix)

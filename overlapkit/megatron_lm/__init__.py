@@ -1,0 +1,1 @@
+"""Megatron-LM's own files: launch scripts, argument lists and the flags in them."""
