@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 from overlapkit.facts import Facts
+from overlapkit.recipe.sections import AUTO
+from overlapkit.rules.dp_changes import reuse_off
 from overlapkit.rules.registry import (
     MEGATRON_CORE,
     MEGATRON_LM,
@@ -14,6 +18,7 @@ from overlapkit.rules.registry import (
     Verdict,
     error,
     info,
+    passes,
     rule,
     warning,
 )
@@ -82,17 +87,22 @@ def model_precision_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
             "the mixed_precision section overwrites it",
             requested=said,
             value=value,
-            fix=f"set {_same_twice(name, said, value)}",
+            fix=f"set {_same_twice(f, s, name, said, value)}",
         )
 
 
-def _same_twice(name: str, said: object, value: object) -> str:
+def _same_twice(f: Facts, s: State, name: str, said: Any, value: Any) -> str:
     """What lets the section and the model say the same. BF16 and FP16 exclude each other (CFG008): the section's."""
     said_text, text = ("null" if each is None else str(each) for each in (said, value))
     if name in ("bf16", "fp16"):
         return f"model.{name}={text.lower()}, or name the precision in mixed_precision"
     if isinstance(said, bool):
         said_text, text = said_text.lower(), text.lower()
+    if name in ("fp8", "fp8_recipe", "fp4"):
+        would = replace(f, precision=replace(f.precision, **{name: said}))
+        named = () if f.asked.tp_comm_overlap_cfg == AUTO else ("UB027",)
+        if not passes(would, s, "CFG015", "DP020", "UB025", "UB026", *named):
+            return f"model.{name}={text}"
     return f"mixed_precision.{name}={said_text}, or model.{name}={text}"
 
 
@@ -114,10 +124,11 @@ def format_not_on_gpu(f: Facts, s: State) -> Finding:
     if kind is None:
         return None
     field = "model.fp4" if precision.fp4 else "model.fp8"
+    off = "mixed_precision=bf16_mixed" if f.recipe.mixed_precision else f"{field}=null"
     return error(
         "mixed_precision" if f.recipe.mixed_precision else field,
         f"{gpu.name} has no {kind}",
-        fix="set mixed_precision=bf16_mixed" if f.recipe.mixed_precision else f"set {field}=null",
+        fix=f"set {' and '.join([off, *reuse_off(f)])}",
         by=TRANSFORMER_ENGINE,
         at="first_forward",
         requested=f.precision.label,

@@ -5,6 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from overlapkit.facts import Facts
+from overlapkit.rules.dp_changes import (
+    ALIGN,
+    BUCKET,
+    DELAY,
+    DIST_OPT,
+    GRAD_REDUCE,
+    OPT_PARAM_GATHER,
+    PARAM_GATHER,
+    WITH_STEP,
+    dist_opt_on,
+    gather_off,
+    layer_wise,
+    no_dist_opt,
+    reduce_on,
+    step_off,
+)
 from overlapkit.rules.registry import (
     MEGATRON_CORE,
     MEGATRON_LM,
@@ -17,15 +33,7 @@ from overlapkit.rules.registry import (
     warning,
 )
 
-BUCKET = "ddp.bucket_size"
-GRAD_REDUCE = "ddp.overlap_grad_reduce"
-PARAM_GATHER = "ddp.overlap_param_gather"
-ALIGN = "ddp.align_param_gather"
-OPT_PARAM_GATHER = "optimizer.overlap_param_gather"
-WITH_STEP = "optimizer.overlap_param_gather_with_optimizer_step"
-DELAY = "ddp.delay_wgrad_compute"
 BRIDGE_BUCKET = 128 * 1024 * 1024  # parameters
-ORDINARY = ("adam", "sgd")  # optimizers that step every parameter by itself
 RAW_STANDS = "so that ddp's own data-parallel values stand, not comm_overlap's"
 _SETUP = "megatron-bridge training/comm_overlap.py"
 _PARSER = "Megatron-LM training/arguments.py validate_args"
@@ -98,7 +106,7 @@ def dp_flags_ignored(f: Facts, s: State) -> Finding:
     """
     if not f.overlap_setup or f.dist_opt_at_setup or f.fsdp:  # FSDP003 speaks for Megatron-FSDP
         return None
-    without, fix = f"ddp.use_distributed_optimizer is {_dist_opt_text(f)}", "set ddp.use_distributed_optimizer=true"
+    without, fix = f"{DIST_OPT} is {_dist_opt_text(f)}", f"set {dist_opt_on(f)}"
     names = [
         name
         for name, subjects in _WRITTEN_TO.items()
@@ -108,44 +116,19 @@ def dp_flags_ignored(f: Facts, s: State) -> Finding:
     ]
     several = f.parallelism.dp * f.parallelism.cp > 1
     if not names and several and not (s[GRAD_REDUCE] or s[PARAM_GATHER] or f.torch_fsdp2 or f.dist_opt):
-        return info(GRAD_REDUCE, f"{without}, so Bridge sets no data-parallel overlap", fix=fix)
+        because = f"{without}, so Bridge sets no data-parallel overlap"
+        return info(GRAD_REDUCE, because, fix=None if no_dist_opt(f) else fix)
     return [
         warning(
             subject,
             f"{without}, so Bridge ignores comm_overlap.{name}",
             requested=getattr(f.asked, name),
-            fix=fix,
+            # DP009 warns of the overlap with the step, wherever it is asked for.
+            fix=f"set comm_overlap.{name}=null" if subject == WITH_STEP or no_dist_opt(f) else fix,
         )
         for name in names
         for subject in _WRITTEN_TO[name][:1]
     ]
-
-
-def home(f: Facts, name: str, other: str = "ddp") -> str:
-    """The section in which a data-parallel value takes effect.
-
-    Bridge reads ``comm_overlap`` or passes it over. Megatron-LM has one flag for both sections; a value
-    of ``comm_overlap`` counts first, a null there leaves the other's.
-    """
-    overlap = f.recipe.comm_overlap
-    if f.bridge:
-        counts = f.overlap_setup and f.dist_opt_at_setup
-    else:
-        only_there = getattr(getattr(f.recipe, other), name) is not None
-        counts = overlap is not None and (getattr(overlap, name) is not None or not only_there)
-    return "comm_overlap" if counts else other
-
-
-def layer_wise(f: Facts) -> bool:
-    """Muon and its like with every layer's state on one data-parallel rank.
-
-    Asked for by the name; from core 0.18 also by the distributed optimizer in Megatron-LM, behind Bridge by
-    a field of the optimizer.
-    """
-    name = f.recipe.optimizer.optimizer or "adam"
-    if name in ORDINARY or name.startswith("dist_") or f.core_in("<0.18.0rc0"):
-        return name.startswith("dist_")
-    return f.dist_opt if f.megatron_lm else bool(f.recipe.optimizer.use_layer_wise_distributed_optimizer)
 
 
 def _dist_opt_text(f: Facts) -> str:
@@ -168,11 +151,10 @@ def ddp_values_overwritten(f: Facts, s: State) -> Iterable[Verdict]:
         for subject in subjects:
             said = f.start[subject]
             if f.written(subject) and said != s[subject] and not (name == "delay_wgrad_compute" and not said):
-                # DP009 warns of the overlap with the step, wherever it is asked for.
-                fix = (
-                    f"{WITH_STEP}=null" if subject == WITH_STEP and said else f"comm_overlap.{name}={str(said).lower()}"
-                )
-                yield warning(subject, "Bridge overwrites what stands here", requested=said, fix=f"set {fix}")
+                fix = f"set comm_overlap.{name}={str(said).lower()}"
+                if said and subject in (WITH_STEP, DELAY):  # DP009 and EP016 speak of them elsewhere
+                    fix = f"set {subject}={'null' if subject == WITH_STEP else 'false'}"
+                yield warning(subject, "Bridge overwrites what stands here", requested=said, fix=fix)
 
 
 @rule(
@@ -196,18 +178,12 @@ def distributed_optimizer_on_one_side(f: Facts, s: State) -> Finding:
         subject, because = "optimizer.use_distributed_optimizer", "Bridge turns it on, as ddp has it"
         if f.recipe.optimizer.use_distributed_optimizer is None or f.recipe.is_dump:
             return info(subject, because, value=True)
-        return warning(subject, because, requested=False, value=True, fix="set ddp.use_distributed_optimizer=false")
+        return warning(subject, because, requested=False, value=True, fix=f"set {subject}=true")
     because = "true on optimizer only: Bridge turns ddp's on"
     if f.overlap_setup:
         nothing = "" if s[GRAD_REDUCE] or s[PARAM_GATHER] else ": nothing overlaps"
         because = f"{because} after the overlap set-up, {RAW_STANDS}{nothing}"
-    return warning(
-        "ddp.use_distributed_optimizer",
-        because,
-        requested=False,
-        value=True,
-        fix="set ddp.use_distributed_optimizer=true",
-    )
+    return warning(DIST_OPT, because, requested=False, value=True, fix=f"set {dist_opt_on(f)}")
 
 
 @rule(
@@ -241,7 +217,8 @@ def param_gather_without_grad_reduce(f: Facts, s: State) -> Finding:
     """
     if not s[PARAM_GATHER] or s[GRAD_REDUCE]:
         return None
-    fix = f"set {home(f, 'overlap_grad_reduce')}.overlap_grad_reduce=true"
+    both = reduce_on(f, s)
+    fix = f"set {f'{both}, or ' if both else ''}{gather_off(f, s)}"
     if f.megatron_lm:
         because = "overlap_param_gather needs overlap_grad_reduce"
         return error(PARAM_GATHER, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True)
@@ -266,9 +243,8 @@ def param_gather_needs_distributed_optimizer(f: Facts, s: State) -> Finding:
     """
     if not s[PARAM_GATHER] or f.dist_opt or f.fsdp or (f.core_in(">=0.17.0rc0") and layer_wise(f)):
         return None
-    because, fix = "use_distributed_optimizer is false", "set ddp.use_distributed_optimizer=true"
-    if "muon" in (f.recipe.optimizer.optimizer or "") and f.core_in("<0.18.0rc0"):  # DP022 refuses them together
-        fix = f"set {gather_off(f)}"
+    because = "use_distributed_optimizer is false"
+    fix = f"set {gather_off(f, s) if no_dist_opt(f) else dist_opt_on(f)}"
     if f.megatron_lm:
         return error(PARAM_GATHER, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True)
     if f.torch_fsdp2 or f.parallelism.dp * f.parallelism.cp == 1:
@@ -292,7 +268,7 @@ def gather_with_step(f: Facts, s: State) -> Finding:
     """
     if not s[WITH_STEP]:
         return None
-    fix = step_off(f)
+    fix = f"set {step_off(f)}"
     needs = {
         "the distributed optimizer": f.dist_opt,
         "overlap_param_gather": s[OPT_PARAM_GATHER],
@@ -312,17 +288,9 @@ def gather_with_step(f: Facts, s: State) -> Finding:
     if said == "torch":
         return None
     because = f"Megatron-LM refuses it with distributed checkpoints{f' such as {said}' if said else ', its default'}"
-    fix = f"{fix}, or checkpoint.ckpt_format=torch"
+    if not f.torch_fsdp2 and not f.fsdp:  # which take other formats (FSDP006)
+        fix = f"{fix}, or checkpoint.ckpt_format=torch"
     return error(WITH_STEP, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True)
-
-
-def gather_off(f: Facts) -> str:
-    return f"{home(f, 'overlap_param_gather')}.overlap_param_gather=false"
-
-
-def step_off(f: Facts) -> str:
-    name = "overlap_param_gather_with_optimizer_step"
-    return f"set {home(f, name, 'optimizer')}.{name}=false"
 
 
 @rule("DP010", source="megatron-bridge training/mixed_precision.py setup", megatron_lm=None)

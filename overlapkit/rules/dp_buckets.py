@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlapkit.facts import Facts
-from overlapkit.rules.dp import BUCKET, GRAD_REDUCE, PARAM_GATHER, WITH_STEP, home
+from overlapkit.rules.dp_changes import BUCKET, GRAD_REDUCE, PARAM_GATHER, WITH_STEP, home, reduce_on
 from overlapkit.rules.registry import MEGATRON_CORE, MEGATRON_LM, Finding, State, error, info, rule, warning
 from overlapkit.versions import parse_version
 
@@ -99,6 +99,13 @@ def _no_buckets(f: Facts) -> bool:
     return f.fsdp or f.torch_fsdp2 or f.parallelism.dp * f.parallelism.cp == 1
 
 
+def _no_size(f: Facts) -> str:
+    """What takes the bucket size away, wherever it is written."""
+    sections = {"comm_overlap": f.recipe.comm_overlap, "ddp": f.recipe.ddp}
+    said = [name for name, values in sections.items() if getattr(values, "bucket_size", None) is not None]
+    return " and ".join(f"{name}.bucket_size=null" for name in said)
+
+
 def _mib(count: int) -> str:
     return f"{count / _MIB:,.0f} MiB" if count % _MIB == 0 else f"{count / _MIB:,.1f} MiB"
 
@@ -123,8 +130,7 @@ def effective_buckets(f: Facts, s: State) -> Finding:
         because = "without overlap_grad_reduce every stage and chunk has one bucket"
         if asked is None:
             return info(BUCKET, because)
-        fix = f"set {home(f, 'overlap_grad_reduce')}.overlap_grad_reduce=true"
-        return warning(BUCKET, because, requested=asked, fix=fix)
+        return warning(BUCKET, because, requested=asked, fix=f"set {reduce_on(f, s) or _no_size(f)}")
     if s[WITH_STEP]:
         return info(BUCKET, "overlap_param_gather_with_optimizer_step: every stage and chunk has one bucket")
     chunks = p.vp or 1
@@ -188,7 +194,7 @@ def bucket_of_nothing(f: Facts, s: State) -> Finding:
         BUCKET,
         f"{size}: every parameter becomes a bucket of its own",
         requested=size,
-        fix=f"set {home(f, 'bucket_size')}.bucket_size=null",
+        fix=f"set {_no_size(f)}",
     )
 
 

@@ -7,14 +7,18 @@ from math import gcd
 
 from overlapkit.data import load_yaml
 from overlapkit.facts import Facts
-from overlapkit.rules.dp import (
+from overlapkit.rules.dp_changes import (
     DELAY,
     GRAD_REDUCE,
     ORDINARY,
     PARAM_GATHER,
+    REUSE,
     WITH_STEP,
+    dist_opt_on,
     gather_off,
     layer_wise,
+    no_dist_opt,
+    reuse_off,
     step_off,
 )
 from overlapkit.rules.registry import (
@@ -29,7 +33,6 @@ from overlapkit.rules.registry import (
     rule,
 )
 
-_REUSE = "reuse_grad_buf_for_mxfp8_param_ag"
 _INSTANCES = "ddp.num_distributed_optimizer_instances"
 _DDP = "megatron-core distributed/distributed_data_parallel.py"
 
@@ -59,8 +62,8 @@ def hooks_before_gradients(f: Facts, s: State) -> Finding:
     else:
         return None
     fix = "ddp.delay_wgrad_compute=true"
-    if f.overlap_setup:
-        fix = f"ddp.use_distributed_optimizer=true, or {fix}"
+    if f.overlap_setup and not no_dist_opt(f):
+        fix = f"{dist_opt_on(f)}, or {fix}"
     return error(DELAY, because, fix=f"set {fix}", requested=f.recipe.ddp.delay_wgrad_compute)
 
 
@@ -96,8 +99,8 @@ def optimizer_instances(f: Facts, s: State) -> Finding:
         because = "a layer-wise optimizer has one instance"
     elif not f.dist_opt:
         because = "without the distributed optimizer there is nothing to replicate"
-        if not layer_wise(f):  # which DP022 refuses beside it
-            fix = f"set ddp.use_distributed_optimizer=true, or {_INSTANCES}=1"
+        if (f.recipe.optimizer.optimizer or "adam") in ORDINARY:  # DP022, or it becomes layer-wise
+            fix = f"set {dist_opt_on(f)}, or {_INSTANCES}=1"
     else:
         return None
     return error(_INSTANCES, because, fix=fix, by=MEGATRON_CORE, at=at, requested=count, value=count)
@@ -115,8 +118,8 @@ def step_overlaps_reused_buffer(f: Facts, s: State) -> Finding:
     """
     if not s[WITH_STEP] or not _reuses_gradient_buffer(f, "optimizer"):
         return None
-    because = f"it excludes {_REUSE}"
-    return error(WITH_STEP, because, fix=step_off(f), by=MEGATRON_CORE, at="validation", requested=True)
+    because = f"it excludes {REUSE}"
+    return error(WITH_STEP, because, fix=f"set {step_off(f)}", by=MEGATRON_CORE, at="validation", requested=True)
 
 
 def _reuses_gradient_buffer(f: Facts, part: str) -> bool:
@@ -132,14 +135,14 @@ def _reuses_gradient_buffer(f: Facts, part: str) -> bool:
 
 
 def _says_reuse(f: Facts, part: str) -> bool:
-    return bool(getattr(getattr(f.recipe, part), _REUSE))
+    return bool(getattr(getattr(f.recipe, part), REUSE))
 
 
 def _section_reuses(f: Facts) -> bool:
     section = f.recipe.mixed_precision
     if section is None:
         return False
-    return bool(load_yaml("mixed_precision.yaml")[section.name][_REUSE] if section.name else getattr(section, _REUSE))
+    return bool(load_yaml("mixed_precision.yaml")[section.name][REUSE] if section.name else getattr(section, REUSE))
 
 
 @rule(
@@ -163,15 +166,16 @@ def mxfp8_gather_without_reuse(f: Facts, s: State) -> Finding:
     if f.bridge and section is not None:
         if f.fsdp and f.bridge_in(">=0.5.0"):
             return None
-        because, by, at = f"fp8_param_gather with mxfp8 needs {_REUSE}", BRIDGE, "validation"
-        subject, said = f"mixed_precision.{_REUSE}", getattr(section, _REUSE)
+        because, by, at = f"fp8_param_gather with mxfp8 needs {REUSE}", BRIDGE, "validation"
+        subject, said = f"mixed_precision.{REUSE}", getattr(section, REUSE)
     elif f.dist_opt and not f.fsdp and not f.torch_fsdp2:
         because = "Transformer Engine cannot move MXFP8 parameters into the distributed optimizer's buffer"
         by, at = TRANSFORMER_ENGINE, "construction"
-        subject, said = f"ddp.{_REUSE}", getattr(f.recipe.ddp, _REUSE)
+        subject, said = f"ddp.{REUSE}", getattr(f.recipe.ddp, REUSE)
     else:
         return None
-    return error(subject, because, fix=f"set {subject}=true", by=by, at=at, requested=said, value=False)
+    beside = f" and {step_off(f)}" if s[WITH_STEP] and f.core_in(">=0.19.0rc0") else ""  # DP019
+    return error(subject, because, fix=f"set {subject}=true{beside}", by=by, at=at, requested=said, value=False)
 
 
 @rule("DP021", source="megatron-core distributed/distributed_data_parallel_config.py __post_init__")
@@ -187,12 +191,13 @@ def reuse_without_fp8_parameters(f: Facts, s: State) -> Finding:
         return None
     if not _reuses_gradient_buffer(f, "ddp"):
         return None
-    home = "mixed_precision" if _section_reuses(f) else "ddp" if _says_reuse(f, "ddp") else "optimizer"
-    subject, other = f"{home}.{_REUSE}", "mixed_precision.fp8_param_gather" if section else "model.fp8_param"
+    off = [f"mixed_precision.{REUSE}=false"] if _section_reuses(f) else []
+    off += reuse_off(f)
+    subject, other = off[0].partition("=")[0], "mixed_precision.fp8_param_gather" if section else "model.fp8_param"
     return error(
         subject,
         "fp8_param_gather is false",
-        fix=f"set {other}=true, or {subject}=false",
+        fix=f"set {other}=true, or {' and '.join(off)}",
         by=MEGATRON_CORE,
         at="validation" if f.bridge or f.core_in(">=0.18.0rc0") else "construction",
         requested=True,
@@ -245,6 +250,6 @@ def _excludes(f: Facts, s: State, text: str, conflicts: dict[str, bool], by: str
         return
     adam, name = "optimizer.optimizer=adam", f.recipe.optimizer.optimizer
     if s[PARAM_GATHER] and not (f.dist_opt or f.fsdp):  # which DP008 refuses of adam
-        adam = f"{adam} and {gather_off(f)}"
+        adam = f"{adam} and {gather_off(f, s)}"
     because, fix = f"{text} excludes {', '.join(found)}", f"turn these off, or set {adam}"
     yield error("optimizer.optimizer", because, fix=fix, by=by, at=at, requested=name, value=name)

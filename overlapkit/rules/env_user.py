@@ -94,6 +94,8 @@ def connections_differ(f: Facts, s: State) -> Finding:
         return None  # ENV011
     cost = _cost(f, s, effective, needed)
     fix = f"set env_vars.{CONNECTIONS}={needed}"
+    if f.megatron_lm and needs_order(f):  # which asserts 1 (ENV011): it is UCC that wants another (ENV018)
+        fix = "set model.pipeline_model_parallel_comm_backend=nccl"
     if cost is None:
         return info(_SUBJECT, f"the plan takes {needed}; {_wins(f)}", requested=said, value=needed, fix=fix)
     what = "not set, so 8" if said is None else printable(said)

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from overlapkit.facts import Facts
+from overlapkit.rules.changes import asserted
 from overlapkit.rules.registry import (
     BRIDGE,
     MEGATRON_CORE,
     Finding,
     State,
-    Verdict,
     error,
-    registered,
+    passes,
     rule,
     warning,
 )
@@ -32,11 +32,6 @@ DELAY_AND_GRAPHS = ("EP018", "EP019", "EP020", "EP021")
 
 
 # --- what fixes name --------------------------------------------------------------------------
-
-
-def home(f: Facts) -> str:
-    """The section in which EP overlap is asked for: where ``comm_overlap`` is null, Bridge reads the model's values."""
-    return "comm_overlap" if f.overlap_setup or (f.megatron_lm and f.recipe.comm_overlap is not None) else "model"
 
 
 def switch_off(f: Facts, name: str) -> list[str]:
@@ -54,7 +49,7 @@ def overlap_off(f: Facts, s: State) -> str:
         changes += switch_off(f, "delay_wgrad_compute")
     if f.recipe.model.ep_overlap_early_attn_memory_release and f.core_in(">=0.16.0"):
         changes.append("model.ep_overlap_early_attn_memory_release=false")
-    return " and ".join(changes)
+    return " and ".join([*changes, *asserted(f, {**s, EP_OVERLAP: False})])
 
 
 def alltoall(f: Facts) -> str:
@@ -84,11 +79,11 @@ def graph_field(f: Facts) -> str:
     return "model.cuda_graph_modules"
 
 
-def passes(f: Facts, s: State, *codes: str) -> bool:
-    """Whether none of these rules finds an error; for a fix, with the facts and the state as it would leave them."""
-    rules = registered()
-    found = (rules[code].check(f, s) for code in codes if rules[code].holds_for(f.versions))
-    return not any(isinstance(verdict, Verdict) and verdict.severity == "error" for verdict in found)
+def capture(f: Facts, *parts: str) -> str:
+    """What makes CUDA graphs capture these parts alone, whichever fields name some now."""
+    model = f.recipe.model
+    beside = " and model.cuda_graph_modules=null" if model.cuda_graph_scope and model.cuda_graph_modules else ""
+    return f"{graph_field(f)}=[{', '.join(parts)}]{beside}"
 
 
 def may_overlap(f: Facts, s: State) -> bool:
@@ -275,7 +270,7 @@ def ep_overlap_mtp(f: Facts, s: State) -> Finding:
     zero_passes = f.bridge_in(">=0.6.0") if f.bridge else f.core_in(">=0.19.0")
     allowed = (None, 0, 1) if zero_passes else (None, 1)
     none_at_all = f.parallelism.pp == 1 and f.core_in(">=0.16.0,<0.18.0")
-    fix = f"set model.mtp_num_layers=null{'' if none_at_all else ', or model.mtp_num_layers=1'}"
+    fix = f"set model.mtp_num_layers=null{'' if none_at_all or not mtp else ', or model.mtp_num_layers=1'}"
     if mtp == 1 and none_at_all:
         return _ep_gate(f, s, True, "an MTP layer needs PP above 1 here", fix, bridge_checks=False)
     return _ep_gate(f, s, mtp not in allowed, f"mtp_num_layers is {mtp}", fix)
@@ -300,7 +295,7 @@ def ep_overlap_graphs(f: Facts, s: State) -> Finding:
     if not s[EP_OVERLAP] or f.graph_impl == "none":
         return None
     if f.graph_impl == "transformer_engine" and captured:
-        because = f"{graph_field(f).partition('.')[2]} contains {' and '.join(captured)}"
+        because = _where_captured(f, captured)
         return _ep_gate(f, s, True, because, _graph_fix(f, s), bridge_checks=False)
     if f.graph_impl == "transformer_engine" and not f.graph_modules:
         return error(
@@ -315,6 +310,13 @@ def ep_overlap_graphs(f: Facts, s: State) -> Finding:
     return _ep_gate(f, s, fails, f"cuda_graph_impl is {f.graph_impl}", _graph_fix(f, s), bridge_checks=False)
 
 
+def _where_captured(f: Facts, parts: list[str]) -> str:
+    """The field that names these parts; both fields where each names some."""
+    fields = {name: getattr(f.recipe.model, name) or () for name in ("cuda_graph_scope", "cuda_graph_modules")}
+    named = {field: [part for part in parts if part in given] for field, given in fields.items()}
+    return " and ".join(f"{field} contains {' and '.join(found)}" for field, found in named.items() if found)
+
+
 def _graph_fix(f: Facts, s: State) -> str:
     """No graphs, or Transformer Engine's of the parts that pass."""
     rest = sorted(f.graph_modules - {"moe", "mlp"})
@@ -325,6 +327,6 @@ def _graph_fix(f: Facts, s: State) -> str:
     impl = "" if f.graph_impl == "transformer_engine" else "model.cuda_graph_impl=transformer_engine and "
     for parts in choices:
         captured = replace(f, graph_impl="transformer_engine", graph_modules=frozenset(parts))
-        if passes(captured, s, *DELAY_AND_GRAPHS, "EP034"):
-            fix += f", or {impl}{graph_field(f)}=[{', '.join(parts)}]"
+        if passes(captured, s, *DELAY_AND_GRAPHS, "EP034", "ENV015"):
+            fix += f", or {impl}{capture(f, *parts)}"
     return fix

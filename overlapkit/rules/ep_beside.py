@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from overlapkit.facts import Facts
-from overlapkit.rules.ep import DELAY, EP_OVERLAP, graphs_off, home, may_overlap, overlap_off
+from overlapkit.rules.changes import home
+from overlapkit.rules.ep import DELAY, EP_OVERLAP, graphs_off, may_overlap, overlap_off
 from overlapkit.rules.ep_delay import te_before, te_text
 from overlapkit.rules.registry import MEGATRON_CORE, Finding, State, error, rule
 
@@ -26,7 +27,8 @@ def dispatch_overlap_excludes(f: Facts, s: State) -> Finding:
     excluded = [name.partition(".")[2] for name in (EP_OVERLAP, DELAY) if s[name]]
     off = f"{_DISPATCH}=false"
     if excluded:
-        fix = f"set {off}, or {overlap_off(f, s)}" if s[EP_OVERLAP] else f"set {off}"
+        other = s[EP_OVERLAP] and not te_before(f, "2.3.0")
+        fix = f"set {off}, or {overlap_off(f, s)}" if other else f"set {off}"
         return _refused(_DISPATCH, f"{' and '.join(excluded)} {'are' if len(excluded) > 1 else 'is'} on", fix)
     if te_before(f, "2.3.0"):
         return _refused(_DISPATCH, te_text(f, "2.3.0"), f"use a newer one, or set {off}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from overlapkit.facts import Facts
+from overlapkit.rules.changes import home
+from overlapkit.rules.dp_changes import DELAY as DDP_DELAY
 from overlapkit.rules.ep import (
     DELAY,
     DELAY_AND_GRAPHS,
@@ -12,14 +14,12 @@ from overlapkit.rules.ep import (
     FLAG,
     GATES,
     SOURCE,
-    graph_field,
+    capture,
     graphs_off,
-    home,
     may_overlap,
-    passes,
     switch_off,
 )
-from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, rule, warning
+from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, passes, rule, warning
 
 
 def _delay_gate(f: Facts, s: State, fails: bool, because: str, fix: str, by: str) -> Finding:
@@ -152,7 +152,7 @@ def _graph_gate(f: Facts, s: State, fails: bool, because: str, fix: str) -> Find
 
 
 def _capture_nothing(f: Facts) -> str:
-    empty = f"{graph_field(f)}=[]"
+    empty = capture(f)
     return empty if f.graph_impl == "none" else f"{empty} and {graphs_off(f)}"
 
 
@@ -238,7 +238,8 @@ def delayed_wgrad_layers(f: Facts, s: State) -> Finding:
     """
     impl = f.recipe.model.transformer_impl
     if f.megatron_lm and impl not in (None, "transformer_engine"):
-        fix = "set model.transformer_impl=transformer_engine"
+        off = " and ".join(switch_off(f, "delay_wgrad_compute"))
+        fix = f"set {off if te_before(f, '2.3.0') else 'model.transformer_impl=transformer_engine'}"
         return _delay_gate(f, s, True, f"transformer_impl is {impl}", fix, MEGATRON_LM)
     if not s[DELAY] or not te_before(f, "2.3.0"):
         return None
@@ -282,8 +283,9 @@ def _asked_for(f: Facts, s: State, name: str) -> str:
     """What makes Bridge keep the value, where its gates allow it; else what leaves nothing to reset."""
     overlap, delay = "overlap_moe_expert_parallel_comm", s[DELAY] or name == "delay_wgrad_compute"
     asked = replace(f.asked, overlap_moe_expert_parallel_comm=True, delay_wgrad_compute=delay)
-    state = {**s, EP_OVERLAP: True, DELAY: delay}
-    if not passes(replace(f, asked=asked), state, *GATES, "EP014", "EP015", "EP017", *DELAY_AND_GRAPHS, "EP031"):
+    state = {**s, EP_OVERLAP: True, DELAY: delay, DDP_DELAY: s[DDP_DELAY] or f.dist_opt_at_setup}
+    gates_of_delay = ("EP014", "EP015", "EP017", *DELAY_AND_GRAPHS, "EP031", "DP017", "UB029")
+    if not passes(replace(f, asked=asked), state, *GATES, *gates_of_delay):
         return f"model.{name}=false"
     names = (name,) if s[EP_OVERLAP] or name == overlap else (overlap, name)
     return " and ".join(f"comm_overlap.{each}=true" for each in names)

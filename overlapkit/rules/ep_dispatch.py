@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import gcd
 
 from overlapkit.facts import Facts
-from overlapkit.rules.ep import EP_OVERLAP, alltoall, overlap_off, passes, switch_off
+from overlapkit.rules.changes import asserted, with_sequence_parallel
+from overlapkit.rules.ep import EP_OVERLAP, alltoall, overlap_off, switch_off
 from overlapkit.rules.registry import (
     BRIDGE,
     MEGATRON_CORE,
@@ -17,6 +18,7 @@ from overlapkit.rules.registry import (
     Verdict,
     error,
     info,
+    passes,
     rule,
     warning,
 )
@@ -76,6 +78,8 @@ def experts_do_not_split(f: Facts, s: State) -> Finding:
         change = f"{change} and {overlap_off(f, s)}"
     if divisor == 1 and f.dispatcher == "flex":
         change = f"{change} and {alltoall(f)}"
+    if not passes(_with_ep(f, divisor), s, "DP018"):
+        change = f"{change} and ddp.num_distributed_optimizer_instances=1"
     return error(
         "model.expert_model_parallel_size",
         because,
@@ -85,6 +89,12 @@ def experts_do_not_split(f: Facts, s: State) -> Finding:
         requested=ep,
         value=ep,
     )
+
+
+def _with_ep(f: Facts, ep: int) -> Facts:
+    p = f.parallelism
+    ranks, rest = divmod(p.world_size, p.etp * ep * p.pp)
+    return replace(f, parallelism=replace(p, ep=ep, expert_dp=None if rest else ranks))
 
 
 @rule("EP025", source="megatron-core transformer/moe/moe_layer.py forward")
@@ -100,7 +110,7 @@ def moe_tensor_parallel_without_sequence_parallel(f: Facts, s: State) -> Finding
     return error(
         "model.sequence_parallel",
         f"experts with TP {p.tp} and sequence_parallel false",
-        fix="set model.sequence_parallel=true",
+        fix=f"set {with_sequence_parallel(f, s)}",
         by=MEGATRON_CORE,
         at="first_forward",
         requested=f.recipe.model.sequence_parallel,
@@ -193,7 +203,8 @@ def flex_dispatcher_refused(f: Facts, s: State) -> Iterable[Verdict]:
     other = _other_dispatch(f, s)
     if f.core_in("<0.16.0"):
         if not model.moe_enable_deepep:
-            fix = f"set model.moe_enable_deepep=true, or {alltoall(f)}"
+            deepep = "" if _lacks_ranks(f, "deepep") else "model.moe_enable_deepep=true, or "
+            fix = f"set {deepep}{alltoall(f)}"
             yield _flex_refused("the dispatcher is flex and moe_enable_deepep is false", fix)
     elif f.flex_backend is None:
         yield _flex_refused("the dispatcher is flex and no backend is named", f"set {other}")
@@ -285,11 +296,13 @@ def ep_overlap_has_no_flag(f: Facts, s: State) -> Finding:
     Fix: use Megatron-Core 0.14 or newer.
     """
     names = [name for name in ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute") if s[f"model.{name}"]]
+    beside = asserted(f, {**s, EP_OVERLAP: False})
     return [
         error(
             f"model.{name}",
             "this parser has no such flag",
-            fix=f"use Megatron-Core 0.14 or newer, or set {' and '.join(switch_off(f, name))}",
+            fix="use Megatron-Core 0.14 or newer, or set "
+            + " and ".join(switch_off(f, name) + (beside if f"model.{name}" == EP_OVERLAP else [])),
             by=MEGATRON_LM,
             at="validation",
             requested=True,
@@ -311,11 +324,13 @@ def flex_backend_without_flex(f: Facts, s: State) -> Finding:
     """
     model, named = f.recipe.model, f.recipe.model.moe_flex_dispatcher_backend
     dispatcher = f"moe_token_dispatcher_type is {f.dispatcher}"
+    ncclep = named == "ncclep" and f.dispatcher != "flex" and f.core_in(">=0.19.0")
     if model.moe_enable_deepep and f.dispatcher != "flex":
-        return _choice_refused("model.moe_enable_deepep=false", True, dispatcher)
+        beside = " and model.moe_flex_dispatcher_backend=null" if ncclep else ""
+        return _choice_refused(f"model.moe_enable_deepep=false{beside}", True, dispatcher)
     if model.moe_enable_deepep and named == "hybridep" and f.core_in(">=0.16.0"):
         return _choice_refused("model.moe_enable_deepep=false", True, "moe_flex_dispatcher_backend is hybridep")
-    if named == "ncclep" and f.dispatcher != "flex" and f.core_in(">=0.19.0"):
+    if ncclep:
         return _choice_refused("model.moe_flex_dispatcher_backend=null", named, dispatcher)
     return None
 

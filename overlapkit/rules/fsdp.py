@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from overlapkit.facts import Facts
-from overlapkit.rules.dp import BUCKET, RAW_STANDS
+from overlapkit.rules.changes import asserted
+from overlapkit.rules.dp import RAW_STANDS
+from overlapkit.rules.dp_changes import (
+    DIST_OPT,
+    REUSE,
+    WITH_STEP,
+    dist_opt_on,
+    muon_shards_nothing,
+    reuse_off,
+    step_off,
+)
 from overlapkit.rules.registry import (
     BRIDGE,
     MEGATRON_CORE,
@@ -15,6 +26,7 @@ from overlapkit.rules.registry import (
     Verdict,
     error,
     info,
+    passes,
     rule,
     warning,
 )
@@ -92,7 +104,9 @@ def fsdp_forces_distributed_optimizer(f: Facts, s: State) -> Finding:
     said = f.recipe.ddp.use_distributed_optimizer
     if not f.fsdp or said or (f.recipe.optimizer.use_distributed_optimizer and not f.overlap_setup):
         return None
-    subject, fix = "ddp.use_distributed_optimizer", "set ddp.use_distributed_optimizer=true"
+    subject, fix = DIST_OPT, f"set {dist_opt_on(f)}"
+    if muon_shards_nothing(f):
+        fix = f"set optimizer.optimizer=adam and {dist_opt_on(f)}"
     if f.recipe.optimizer.use_distributed_optimizer:
         because = f"true on optimizer only: Bridge turns ddp's on after the overlap set-up, {RAW_STANDS}"
         return warning(subject, because, requested=said, value=True, fix=fix)
@@ -111,15 +125,22 @@ def fsdp_forces_distributed_optimizer(f: Facts, s: State) -> Finding:
 
 
 def _leave_fsdp2(f: Facts, s: State) -> str:
-    """What turns FSDP2 off, and with it what then does not fit (FSDP006, DP014)."""
+    """What turns FSDP2 off, and with it what then does not fit."""
+    without = replace(f, torch_fsdp2=False)
     changes, is_now = ["dist.use_torch_fsdp2=false"], f.recipe.checkpoint.ckpt_format
     if f.fsdp and is_now != "fsdp_dtensor":
         changes.append("checkpoint.ckpt_format=fsdp_dtensor")
     elif not f.fsdp and is_now == "torch_dcp":
         changes.append("checkpoint.ckpt_format=torch_dist")
-    if f.recipe.ddp.num_buckets is not None and s[BUCKET] is not None:
+    if not passes(without, s, "DP014"):
         changes.append("ddp.num_buckets=null")
-    return " and ".join(changes)
+    if not passes(without, s, "DP018"):
+        changes.append("ddp.num_distributed_optimizer_instances=1")
+    if not passes(without, s, "DP021"):
+        changes += reuse_off(f)
+    if not passes(without, s, "DP020"):
+        changes.append(f"ddp.{REUSE}=true")
+    return " and ".join([*changes, *asserted(without, s)])
 
 
 @rule("FSDP004", source=f"{_SOURCE}; megatron-bridge models/model_provider.py")
@@ -208,10 +229,11 @@ def checkpoint_format(f: Facts, s: State) -> Finding:
         because = "torch_dcp is FSDP2's"
     if because is None:
         return None
+    beside = f" and {step_off(f)}" if f.megatron_lm and s[WITH_STEP] else ""  # which wants torch (DP009)
     return error(
         "checkpoint.ckpt_format",
         because,
-        fix=f"set checkpoint.ckpt_format={takes}",
+        fix=f"set checkpoint.ckpt_format={takes}{beside}",
         by=MEGATRON_LM if f.megatron_lm else BRIDGE,
         at="validation",
         requested=asked.ckpt_format,

@@ -14,6 +14,7 @@ from overlapkit.rules.registry import (
     Verdict,
     error,
     info,
+    passes,
     rule,
     warning,
 )
@@ -237,11 +238,13 @@ def batch_p2p_has_no_flag(f: Facts, s: State) -> Finding:
         return None
     because = "Megatron-LM takes the opposite of overlap_p2p_comm"
     fix = f"set comm_overlap.overlap_p2p_comm={str(not asked).lower()}"
+    if asked and f.recipe.model.overlap_p2p_comm_warmup_flush:  # PP014
+        fix = f"{fix} and model.overlap_p2p_comm_warmup_flush=false"
     if asked and f.parallelism.pp == 2 and f.parallelism.vp is not None:
-        overlap = f.recipe.comm_overlap
-        section = "comm_overlap" if overlap is not None and overlap.batch_p2p_comm is not None else "model"
         because = f"{because}, which has to be on with PP 2 and virtual stages"
-        fix = f"set {section}.batch_p2p_comm=null"
+        sections = {"comm_overlap": f.recipe.comm_overlap, "model": f.recipe.model}
+        said = [name for name, values in sections.items() if getattr(values, "batch_p2p_comm", None) is not None]
+        fix = f"set {' and '.join(f'{name}.batch_p2p_comm=null' for name in said)}"
     if not asked and f.parallelism.vp is None:
         fix = "set model.virtual_pipeline_model_parallel_size above 1, so that messages can overlap"
     return warning(_BATCH, because, requested=asked, fix=fix)
@@ -290,8 +293,7 @@ def _kept(f: Facts, s: State, name: str, said: Any) -> str:
     if name == "defer_embedding_wgrad_compute" and f.asked.wgrad_deferral_limit is None:
         changes["wgrad_deferral_limit"] = max(0, f.recipe.model.wgrad_deferral_limit or 0)  # PP011
     after = {**s, **{f"model.{key}": value for key, value in changes.items()}}
-    checks = (both_p2p_flags, p2p_overlap_without_virtual_stages, two_stages_without_overlap, negative_deferral_limit)
     defers = after["model.defer_embedding_wgrad_compute"]
-    if any(check(f, after) for check in checks) or (defers and _deferral_lacks(f)):
+    if not passes(f, after, "PP003", "PP004", "PP009", "PP011", "PP014") or (defers and _deferral_lacks(f)):
         return f"model.{name}={str(s[f'model.{name}']).lower()}"
     return " and ".join(f"comm_overlap.{key}={str(value).lower()}" for key, value in changes.items())

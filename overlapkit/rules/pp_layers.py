@@ -82,14 +82,17 @@ def _layer_problem(f: Facts) -> _Problem | None:
         return _even_problem(f, model.num_layers, extra)
     problem = _uneven_problem(f, model.num_layers)
     splits_evenly = _even_problem(f, model.num_layers, 0) is None
+    given = [f"model.{name}" for name in _SIZES if getattr(model, name) is not None]
+    change = f"change {' or '.join(given)}"
     if extra:
         because = "layers of the first or last stage are given, and embedding or loss count as a layer: not both"
-        names = _ACCOUNTS if problem is None or not splits_evenly else (*_SIZES, *_ACCOUNTS)
-        return _core(because, _take_away(f, *names))
+        if problem is None:
+            return _core(because, _take_away(f, *_ACCOUNTS))
+        even = _take_away(f, *_SIZES, *_ACCOUNTS)
+        return _core(because, even if splits_evenly else f"{_take_away(f, *_ACCOUNTS)} and {change}")
     if problem is None:
         return None
-    given = [f"model.{name}" for name in _SIZES if getattr(model, name) is not None]
-    return replace(problem, fix=_take_away(f, *_SIZES) if splits_evenly else f"change {' or '.join(given)}")
+    return replace(problem, fix=_take_away(f, *_SIZES) if splits_evenly else change)
 
 
 def _take_away(f: Facts, *names: str) -> str:
@@ -129,7 +132,10 @@ def _layout_problem(f: Facts, stages: tuple[str, ...]) -> _Problem | None:
         return _Problem(because, MEGATRON_LM, "validation") if f.megatron_lm else _core(because)
     if any(getattr(model, name) is not None for name in _SIZES) or any(getattr(model, name) for name in _ACCOUNTS):
         because = "a layout says it all: no layers of the first or last stage, no account for embedding or loss"
-        return _core(because, _take_away(f, *_SIZES, *_ACCOUNTS))
+        bare = replace(model, **dict.fromkeys((*_SIZES, *_ACCOUNTS)))
+        rest = _layout_problem(replace(f, recipe=replace(f.recipe, model=bare)), stages)
+        mend = " and mend model.pipeline_model_parallel_layout" if rest else ""
+        return _core(because, f"{_take_away(f, *_SIZES, *_ACCOUNTS)}{mend}")
     vp = model.virtual_pipeline_model_parallel_size
     if vp is not None and vp != len(stages) // pp:
         chunks = len(stages) // pp

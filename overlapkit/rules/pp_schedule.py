@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from overlapkit.facts import Facts
+from overlapkit.rules.dp_changes import WITH_STEP, step_off
 from overlapkit.rules.registry import MEGATRON_CORE, MEGATRON_LM, Finding, State, error, rule
 
 _SCHEDULES = "megatron-core pipeline_parallel/schedules.py"
@@ -27,12 +28,23 @@ def virtual_stages_without_pp(f: Facts, s: State) -> Finding:
     return error(
         f"model.{name}",
         f"VP {vp} with PP 1: an interleaved schedule needs PP above 1",
-        fix=f"set model.{name}=null, or raise model.pipeline_model_parallel_size",
+        fix=f"set {' and '.join([f'model.{name}=null', *_need_virtual_stages(f)])}, "
+        "or raise model.pipeline_model_parallel_size",
         by=MEGATRON_LM if f.megatron_lm else MEGATRON_CORE,
         at="validation" if f.megatron_lm else "initialize_model_parallel",
         requested=said,
         value=said,
     )
+
+
+def _need_virtual_stages(f: Facts) -> list[str]:
+    """What turns off that needs virtual stages (PP014, DP009)."""
+    model = f.recipe.model
+    changes = ["model.overlap_p2p_comm_warmup_flush=false"] if model.overlap_p2p_comm_warmup_flush else []
+    if model.virtual_pipeline_model_parallel_size and f.stages is not None and len(f.stages) > 1:
+        changes.insert(0, "model.pipeline_model_parallel_layout=null")
+    asked = f.asked.overlap_param_gather_with_optimizer_step or f.start[WITH_STEP]
+    return [*changes, step_off(f)] if asked else changes
 
 
 @rule("PP007", source=_SCHEDULES)
@@ -56,6 +68,8 @@ def too_few_microbatches(f: Facts, s: State) -> Finding:
         subject, value = "model.microbatch_group_size_per_vp_stage", group
         because = f"groups of {group} microbatches are smaller than PP {pp}"
         fix = "set model.microbatch_group_size_per_vp_stage=null"
+        if count % pp:
+            fix = f"{fix} and make train.global_batch_size a multiple of {pp * _batch_of_one(f)}"
     else:
         subject, value = "train.global_batch_size", f.recipe.train.global_batch_size
         because = f"at least {group} microbatches are needed, there are {count} per step"

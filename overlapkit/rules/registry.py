@@ -139,6 +139,12 @@ def run(facts: Facts) -> tuple[dict[str, Any], dict[str, str], tuple[Decision, .
     return {name: state[name] for name in SETTINGS}, env, tuple(decisions)
 
 
+def passes(facts: Facts, state: State, *codes: str) -> bool:
+    """Whether none of these rules finds an error; for a fix, with the facts and the state as it would leave them."""
+    checks = (_RULES[code].check for code in codes if _RULES[code].holds_for(facts.versions))
+    return not any(verdict.severity == "error" for check in checks for verdict in _verdicts(check(facts, state)))
+
+
 def _verdicts(finding: Finding) -> Iterable[Verdict]:
     if finding is None:
         return ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from overlapkit.facts import Facts
 from overlapkit.recipe.sections import AUTO
+from overlapkit.rules.changes import home, with_sequence_parallel
 from overlapkit.rules.registry import (
     BRIDGE,
     KEEP,
@@ -25,11 +26,6 @@ from overlapkit.rules.registry import (
 
 OVERLAP = "model.tp_comm_overlap"
 _GATE = "megatron-bridge training/comm_overlap.py; Megatron-LM training/arguments.py"
-
-
-def home(f: Facts) -> str:
-    """The section in which TP overlap is asked for: where ``comm_overlap`` is null, Bridge reads the model's values."""
-    return "comm_overlap" if f.overlap_setup or (f.megatron_lm and f.recipe.comm_overlap is not None) else "model"
 
 
 def off(f: Facts) -> str:
@@ -53,22 +49,15 @@ def drawback(f: Facts, because: str, *, fix: str | None = None) -> Verdict:
     return warning(OVERLAP, because, requested=True, fix=fix)
 
 
-def _gated(f: Facts, because: str, fix: str) -> Verdict:
+def _gated(f: Facts, because: str, fix: str | None) -> Verdict:
     """One of Bridge's three gates: Bridge turns the overlap off and logs it, Megatron-LM refuses to start."""
     if f.tp_request == AUTO:
         return info(OVERLAP, because, value=False, requested=AUTO, fix=fix)
+    fix = f"{fix}, or {home(f)}.tp_comm_overlap=false" if fix else off(f)
     if f.megatron_lm:
-        return error(
-            OVERLAP,
-            because,
-            fix=f"{fix}, or {home(f)}.tp_comm_overlap=false",
-            by=MEGATRON_LM,
-            at="validation",
-            requested=True,
-        )
+        return error(OVERLAP, because, fix=fix, by=MEGATRON_LM, at="validation", requested=True)
     if not f.overlap_setup:
         because = f"{because}, and without comm_overlap nothing turns it off: buffers without a use"
-    fix = f"{fix}, or {home(f)}.tp_comm_overlap=false"
     return warning(OVERLAP, because, value=False if f.overlap_setup else KEEP, requested=True, fix=fix)
 
 
@@ -100,7 +89,9 @@ def tp_without_sequence_parallel(f: Facts, s: State) -> Finding:
     """
     if not s[OVERLAP] or f.parallelism.tp == 1 or f.sequence_parallel:
         return None
-    return _gated(f, "sequence_parallel is false", "set model.sequence_parallel=true")
+    because, change = "sequence_parallel is false", with_sequence_parallel(f, s)
+    alone = " and " not in change
+    return _gated(f, because, f"set {change}" if alone else None)
 
 
 @rule(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from overlapkit.facts import Facts
 from overlapkit.recipe.sections import AUTO
+from overlapkit.rules.changes import home
 from overlapkit.rules.registry import (
     MEGATRON_CORE,
     MEGATRON_LM,
@@ -17,7 +18,7 @@ from overlapkit.rules.registry import (
     rule,
     warning,
 )
-from overlapkit.rules.tp import OVERLAP, drawback, home, obstacle, off
+from overlapkit.rules.tp import OVERLAP, drawback, obstacle, off
 from overlapkit.userbuffers import methods
 
 _INIT = "transformer-engine pytorch/module/base.py initialize_ub"

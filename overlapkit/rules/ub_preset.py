@@ -12,7 +12,7 @@ from overlapkit.errors import printable
 from overlapkit.facts import Facts
 from overlapkit.presets import choose_nearest
 from overlapkit.recipe.sections import AUTO
-from overlapkit.rules.changes import home
+from overlapkit.rules.changes import home, tp_overlap_works
 from overlapkit.rules.registry import BRIDGE, Finding, State, Verdict, error, info, rule, warning
 from overlapkit.rules.tp import OVERLAP
 
@@ -193,7 +193,7 @@ def _kept(f: Facts, s: State, name: str) -> str:
         return f"comm_overlap.{name}={said}" if said in ("nccl", "gloo", "mpi") else f"model.{name}={final or 'null'}"
     same = f"model.{name}={str(final).lower()}"
     gates = f.parallelism.tp > 1 and f.sequence_parallel and f.versions.transformer_engine is not None
-    works = gates and f.tp_request is False if said else True
+    works = gates and f.tp_request is False and tp_overlap_works(f, s) if said else True
     return f"comm_overlap.{name}={str(said).lower()}, or {same}" if works else same
 
 

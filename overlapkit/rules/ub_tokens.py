@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from overlapkit.facts import Facts
+from overlapkit.rules.changes import home
 from overlapkit.rules.registry import TRANSFORMER_ENGINE, Finding, State, rule
-from overlapkit.rules.tp import OVERLAP, home, obstacle, off
+from overlapkit.rules.tp import OVERLAP, obstacle, off
 
 # Dataset classes of Bridge that yield samples of different lengths unless they are padded.
 _TEXT_SFT = ("FinetuningDatasetConfig", "HFDatasetConfig", "GPTSFTDatasetConfig")  # padded by dataset_kwargs
@@ -62,6 +63,8 @@ def token_count_varies(f: Facts, s: State) -> Finding:
     if found is None:
         return None
     reason, fix = found
+    if fix and _varies(f) and (second := _evaluation_differs(f)):
+        fix = f"{fix} and {second[1].removeprefix('set ')}"
     return obstacle(
         f,
         f"{reason}, and {_shape(f)} must be filled exactly",
