@@ -6,16 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from overlapkit.check_paths import SCRIPT_ENDINGS, YAML_ENDINGS, Found, Selection
 from overlapkit.errors import RecipeError
-from overlapkit.plan import Plan
-from overlapkit.recipe import Recipe, load_recipe
+from overlapkit.outcomes import Outcome, ResolvedOutcome, load_outcomes, resolved
+from overlapkit.recipe import load_recipe
 from overlapkit.recipe.place import COMMAND_LINE, Place
 from overlapkit.recipe.schema import SECTIONS
 from overlapkit.recipe.yaml_source import MAX_BYTES, parse, read_text
-from overlapkit.resolver import resolve
 
 # Where a text that is no YAML would be a recipe, or Megatron-LM's arguments, and where a script launches a training.
 _SECTION_LINE = re.compile(rf"^(?:{'|'.join(SECTIONS)})[ \t]*:", re.MULTILINE)
@@ -24,31 +23,7 @@ _FLAGS = "(?:tensor|pipeline)-model-parallel-size|num-layers|micro-batch-size"
 _LAUNCH = re.compile(rf"^(?![ \t]*#).*(?:\bpretrain\w*\.py\b|--(?:{_FLAGS})\b)", re.MULTILINE)
 
 
-class LoadedOutcome(Protocol):
-    """One way a launch script can go: the recipe under the conditions ``when``."""
-
-    @property
-    def when(self) -> tuple[str, ...]: ...
-    @property
-    def taken(self) -> bool: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-    @property
-    def recipe(self) -> Recipe: ...
-
-
-LoadOutcomes = Callable[[str, Sequence[str]], Iterable[LoadedOutcome]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedOutcome:
-    """A plan, and under which conditions of a launch script it holds; a recipe has one without conditions."""
-
-    when: tuple[str, ...] = ()
-    taken: bool = True
-    notes: tuple[str, ...] = ()
-    recipe: Recipe
-    plan: Plan
+LoadOutcomes = Callable[[str, Sequence[str]], Iterable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +31,7 @@ class Checked:
     """A file with the outcomes that have a plan; ``error`` is why it, or its outcome ``error_when``, has none."""
 
     path: str
-    outcomes: tuple[CheckedOutcome, ...] = ()
+    outcomes: tuple[ResolvedOutcome, ...] = ()
     error: RecipeError | None = None
     error_when: tuple[str, ...] = ()
 
@@ -82,16 +57,15 @@ class Report:
     passed_over: tuple[PassedOver, ...]
 
 
-def check(selection: Selection, load_outcomes: LoadOutcomes | None = None) -> Report:
+def check(selection: Selection, load: LoadOutcomes = load_outcomes) -> Report:
     """Every file of the selection, judged. A file that cannot be used is part of the report and stops no other.
 
-    ``load_outcomes`` reads a launch script or Megatron-LM's arguments; None: ``overlapkit.megatron_lm``'s.
+    ``load`` reads a launch script or Megatron-LM's arguments.
 
     Raises:
         RecipeError: an override that no recipe takes.
     """
     _check_overrides(selection.overrides)
-    load = load_outcomes or _load_outcomes
     results = [_check_file(found, selection.overrides, load) for found in selection.files]
     return Report(
         files=tuple(result for result in results if isinstance(result, Checked)),
@@ -107,13 +81,6 @@ def _check_overrides(overrides: Sequence[str]) -> None:
 
         value, changed = apply_overrides({}, overrides)
         check_keys(value, Place(COMMAND_LINE, {}, changed), is_dump=False)
-
-
-def _load_outcomes(path: str, overrides: Sequence[str]) -> Iterable[LoadedOutcome]:
-    from importlib import import_module
-
-    loaded: Iterable[LoadedOutcome] = import_module("overlapkit.megatron_lm").load_outcomes(path, overrides)
-    return loaded
 
 
 # --- one file ------------------------------------------------------------------------------------
@@ -142,7 +109,7 @@ def _check_file(found: Found, overrides: Sequence[str], load: LoadOutcomes) -> C
 def _check_recipe(path: str, overrides: Sequence[str]) -> Checked:
     try:
         recipe = load_recipe(path, overrides)
-        return Checked(path=path, outcomes=(CheckedOutcome(recipe=recipe, plan=resolve(recipe)),))
+        return Checked(path=path, outcomes=(resolved(recipe),))
     except RecipeError as error:
         return Checked(path=path, error=error)
 
@@ -153,17 +120,13 @@ def _check_script(path: str, overrides: Sequence[str], load: LoadOutcomes) -> Ch
         loaded = tuple(load(path, overrides))
     except RecipeError as error:
         return Checked(path=path, error=error)
-    outcomes: list[CheckedOutcome] = []
+    outcomes: list[ResolvedOutcome] = []
     unusable: list[tuple[RecipeError, tuple[str, ...]]] = []
     for each in loaded:
         try:
-            plan = resolve(each.recipe)
+            outcomes.append(resolved(each))
         except RecipeError as error:
             unusable.append((error, each.when))
-        else:
-            outcomes.append(
-                CheckedOutcome(when=each.when, taken=each.taken, notes=each.notes, recipe=each.recipe, plan=plan)
-            )
     first, when = unusable[0] if unusable else (None, ())
     return Checked(path=path, outcomes=tuple(outcomes), error=first, error_when=when)
 

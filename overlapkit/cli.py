@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from enum import Enum
 from io import TextIOWrapper
 from pathlib import Path
@@ -31,6 +32,10 @@ class PlanFormat(str, Enum):
     json = "json"
     yaml = "yaml"
     env = "env"
+    bridge = "bridge"
+    bridge_yaml = "bridge-yaml"
+    megatron_lm = "megatron-lm"
+    python = "python"
 
 
 class PageFormat(str, Enum):
@@ -76,33 +81,92 @@ def _options(
 
 @app.command("resolve")
 def resolve_command(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML recipe, or a dump of Megatron-Bridge.")],
+    recipe: Annotated[
+        Optional[str],  # noqa: UP045  typer on Python 3.10 reads this form
+        typer.Argument(metavar="RECIPE", help="A YAML recipe, or a dump of Megatron-Bridge."),
+    ] = None,
     overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer on Python 3.10 reads this form
+        Optional[list[str]],  # noqa: UP045
         typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Overrides, applied in order."),
     ] = None,
     output: Annotated[PlanFormat, typer.Option("--format", "-f", help="Form of the plan.")] = PlanFormat.text,
+    megatron_lm_args: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FILE", help="A launch script or arguments of Megatron-LM instead of a recipe."),
+    ] = None,
+    save: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Write the recipe that was understood."),
+    ] = None,
+    write_to: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--output", "-o", metavar="FILE", help="Write the plan to a file instead."),
+    ] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 at a finding this grave or graver.")] = FailOn.error,
 ) -> None:
     """What will really be on, what will be off and why, and which environment to export.
 
     Example: overlapkit resolve recipes/llama2_7b_32xh20.yaml model.sequence_parallel=false
     """
-    from overlapkit.resolver import resolve
+    from overlapkit.outcomes import resolve_launch, resolve_recipe
 
-    plan = resolve(recipe, overrides or [])
-    if output is PlanFormat.text:
-        from overlapkit.render.text import print_plan
-
-        print_plan(plan, sys.stdout)
-    elif output is PlanFormat.env:
-        from overlapkit.render.env import to_env
-
-        sys.stdout.write(to_env(plan.env))
-        _errors_to_stderr(plan)
+    if megatron_lm_args is not None:  # then the first argument is an override too
+        outcomes = resolve_launch(megatron_lm_args, [*([recipe] if recipe else []), *(overrides or [])])
+    elif recipe is not None:
+        outcomes = resolve_recipe(recipe, overrides or [])
     else:
-        _write(plan.to_dict(), output.value)
-    raise typer.Exit(_exit_code(plan, fail_on))
+        raise RecipeError("no recipe is named", source="resolve", hint="for example: overlapkit resolve recipe.yaml")
+    if save is not None:
+        _save(outcomes[0], save)
+    with _opened(write_to) as stream:
+        if output is PlanFormat.text:
+            from overlapkit.render.outcomes import print_outcomes
+
+            print_outcomes(outcomes, stream)
+        else:
+            _write_form(outcomes, output.value, write_to, stream)
+    raise typer.Exit(max(_exit_code(outcome.plan, fail_on) for outcome in outcomes))
+
+
+def _save(outcome: Any, path: str) -> None:
+    from overlapkit.render.data import to_yaml
+
+    if outcome.mapping is None:
+        raise RecipeError("--save goes with --megatron-lm-args", source="resolve")
+    Path(path).write_text(to_yaml(outcome.mapping), encoding="utf-8")
+
+
+def _opened(path: str | None) -> Any:
+    """The file to write, or stdout, which stays open."""
+    return nullcontext(sys.stdout) if path is None else Path(path).open("w", encoding="utf-8")
+
+
+def _write_form(outcomes: Any, form: str, write_to: str | None, stream: Any) -> None:
+    """A form on ``stream``, what belongs to it beside it, and what it cannot say on stderr."""
+    from overlapkit.render.forms import rendered, write_beside
+
+    first = outcomes[0]
+    stem = Path(write_to or Path(first.recipe.source).name).with_suffix("")
+    found = rendered(form, outcomes, userbuffers_path=f"{stem}.userbuffers.yaml")
+    for path, text in found.beside.items():
+        write_beside(path, text)
+        _say(f"{path} is written, for --tp-comm-overlap-cfg")
+    stream.write(found.text)
+    for sentence in found.cannot_express:
+        _say(f"not expressed: {sentence}")
+    if form in ("json", "yaml"):
+        return
+    for decision in first.plan.decisions:
+        if decision.severity == "error":
+            _say(f"{decision.code} {decision.subject}: {decision.because}; {decision.fix}")
+    for outcome in outcomes[1:]:
+        _say(f"another outcome: {' and '.join(outcome.when)}; --format text and json have it")
+    for note in first.notes:
+        _say(note)
+
+
+def _say(text: str) -> None:
+    print(printable(text, limit=1000), file=sys.stderr)
 
 
 def _exit_code(plan: Any, fail_on: FailOn) -> int:
@@ -112,16 +176,6 @@ def _exit_code(plan: Any, fail_on: FailOn) -> int:
         return 0
     grave = SEVERITIES[: SEVERITIES.index(fail_on.value) + 1]
     return int(any(decision.severity in grave for decision in plan.decisions))
-
-
-def _errors_to_stderr(plan: Any) -> None:
-    """``--format env`` has no room for them on stdout."""
-    from overlapkit.errors import printable
-
-    for decision in plan.decisions:
-        if decision.severity == "error":
-            line = f"{decision.code} {decision.subject}: {decision.because}; {decision.fix}"
-            print(printable(line, limit=1000), file=sys.stderr)
 
 
 @app.command("check")

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from overlapkit.check import Checked, CheckedOutcome, Report
+from overlapkit.check import Checked, Report
 from overlapkit.errors import RecipeError
-from overlapkit.plan import SEVERITIES, Decision, Severity
+from overlapkit.outcomes import ResolvedOutcome
+from overlapkit.plan import SEVERITIES, Decision, Severity, reason
 from overlapkit.recipe import Recipe
 from overlapkit.recipe.place import Place, line_of
 
@@ -76,7 +77,7 @@ def _unusable(path: str, error: RecipeError, when: tuple[str, ...]) -> Finding:
     )
 
 
-def _of_outcomes(path: str, outcomes: Sequence[CheckedOutcome], severities: Sequence[Severity]) -> Iterator[Finding]:
+def _of_outcomes(path: str, outcomes: Sequence[ResolvedOutcome], severities: Sequence[Severity]) -> Iterator[Finding]:
     """Every finding with the conditions that its outcomes, and no others, have in common."""
     holds: dict[Finding, list[tuple[str, ...]]] = {}
     for outcome in outcomes:
@@ -100,9 +101,7 @@ def _of_decision(path: str, decision: Decision, recipe: Recipe) -> Finding:
     keys = tuple(dict.fromkeys(_keys(subject, decision.fix, recipe)))
     place = Place(recipe.source, recipe.lines, recipe.overridden)
     overridden = [key for key in keys if place.changed(key)]
-    message = decision.because
-    if decision.raised_by is not None:
-        message += f" ({decision.raised_by} raises at {decision.raised_at})"
+    message = reason(decision)
     if overridden:
         message += f"; from the command line: {', '.join(overridden)}"
     return Finding(

@@ -151,6 +151,13 @@ class Plan:
         }
 
 
+def reason(decision: Decision) -> str:
+    """Why, and who stops the launch."""
+    if decision.raised_by is None:
+        return decision.because
+    return f"{decision.because} ({decision.raised_by} raises at {decision.raised_at})"
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}

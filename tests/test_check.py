@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from overlapkit import RecipeError, load_recipe, resolve
 from overlapkit.check import Checked, Report, check
 from overlapkit.check_paths import relative_path, select
 from overlapkit.findings import exit_code
+from overlapkit.outcomes import Outcome
 from overlapkit.recipe import Recipe, recipe_from_mapping
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,16 +43,6 @@ model:
   tensor_model_parallel_sizes: 2
 """
 LAUNCH = "torchrun pretrain_gpt.py --tensor-model-parallel-size 2\n"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a loader of launch scripts gives for one way a script can go."""
-
-    recipe: Recipe
-    when: tuple[str, ...] = ()
-    taken: bool = True
-    notes: tuple[str, ...] = ()
 
 
 def no_scripts(path: str, overrides: Sequence[str]) -> tuple[Outcome, ...]:
@@ -361,7 +352,7 @@ def test_scripts_and_arguments_go_to_their_loader(name: str, text: str) -> None:
 
     def load(path: str, overrides: Sequence[str]) -> tuple[Outcome, ...]:
         seen.append((path, overrides))
-        return (Outcome(of_recipe(WARNING, path), when=("TP > 1",), taken=False, notes=("a note",)),)
+        return (Outcome(recipe=of_recipe(WARNING, path), when=("TP > 1",), taken=False, notes=("a note",)),)
 
     for argument in (f"a/{name}", "a/*"):
         (outcome,) = only(check(select([argument, "train.micro_batch_size=1"]), load)).outcomes
@@ -394,7 +385,12 @@ def test_an_outcome_without_a_plan_leaves_the_others() -> None:
 
     def load(path: str, overrides: Sequence[str]) -> tuple[Outcome, ...]:
         good = of_recipe(GOOD, path)
-        return (Outcome(good, ("a",)), Outcome(wrong, ("b",)), Outcome(wrong, ("c",)), Outcome(good, ("d",)))
+        return (
+            Outcome(recipe=good, when=("a",)),
+            Outcome(recipe=wrong, when=("b",)),
+            Outcome(recipe=wrong, when=("c",)),
+            Outcome(recipe=good, when=("d",)),
+        )
 
     checked = only(check(select(["train.sh"]), load))
     assert [outcome.when for outcome in checked.outcomes] == [("a",), ("d",)]

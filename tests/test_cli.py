@@ -129,7 +129,6 @@ def test_version() -> None:
     "arguments",
     [
         ["no_such_verb"],
-        ["resolve"],
         ["resolve", RECIPE, "--no-such-option"],
         ["resolve", RECIPE, "--format", "xml"],
         ["resolve", RECIPE, "--fail-on", "always"],
@@ -179,6 +178,7 @@ def test_errors_are_the_default(recipes: dict[str, str]) -> None:
             " overlapkit explain --all lists them\n",
         ),
         (["explain", "?"], "overlapkit: explain: '?' is not a rule's code; overlapkit explain --all lists them\n"),
+        (["resolve"], "overlapkit: resolve: no recipe is named; for example: overlapkit resolve recipe.yaml\n"),
         (["explain"], "overlapkit: explain: give a code or --all; for example: overlapkit explain TP002\n"),
         (
             ["explain", "TP002", "--all"],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_check import ERROR, GOOD, LAUNCH, ROOT, UNUSABLE, WARNING, Outcome, folder, of_recipe, only, report, write  # noqa: F401
 
 from overlapkit import RecipeError, resolve
-from overlapkit.check import Checked, CheckedOutcome, check
+from overlapkit.check import Checked, ResolvedOutcome, check
 from overlapkit.check_paths import select
 from overlapkit.findings import Finding, findings, told
 from overlapkit.plan import SEVERITIES, Decision
@@ -28,7 +28,7 @@ def decision(subject: str, fix: str | None = None, *, code: str = "TP002", becau
 def place(subject: str, fix: str | None, recipe: Recipe) -> Finding:
     """The finding of one decision about a recipe."""
     plan = replace(resolve(recipe), decisions=(decision(subject, fix),))
-    (finding,) = findings(Checked(path="a.yaml", outcomes=(CheckedOutcome(recipe=recipe, plan=plan),)))
+    (finding,) = findings(Checked(path="a.yaml", outcomes=(ResolvedOutcome(recipe=recipe, plan=plan),)))
     return finding
 
 
@@ -170,7 +170,7 @@ def script(decisions: Mapping[tuple[str, ...], Sequence[str]]) -> Checked:
     return Checked(
         path="train.sh",
         outcomes=tuple(
-            CheckedOutcome(
+            ResolvedOutcome(
                 when=when, recipe=recipe, plan=replace(plan, decisions=tuple(decision(subject) for subject in subjects))
             )
             for when, subjects in decisions.items()
@@ -209,8 +209,8 @@ def test_a_script_is_told_with_its_conditions() -> None:
 
     def load(path: str, overrides: Sequence[str]) -> tuple[Outcome, ...]:
         return (
-            Outcome(of_recipe(ERROR, path), ("TP > 1",)),
-            Outcome(of_recipe(GOOD, path), ("not TP > 1",), taken=False),
+            Outcome(recipe=of_recipe(ERROR, path), when=("TP > 1",)),
+            Outcome(recipe=of_recipe(GOOD, path), when=("not TP > 1",), taken=False),
         )
 
     checked = only(check(select(["train.sh"]), load))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_check import ERROR, GOOD, LAUNCH, UNUSABLE, WARNING, Outcome, folder, of_recipe, report, write  # noqa: F401
 
 from overlapkit import RecipeError, __version__, resolve
-from overlapkit.check import Checked, CheckedOutcome, PassedOver, Report, check
+from overlapkit.check import Checked, PassedOver, Report, ResolvedOutcome, check
 from overlapkit.check_paths import select
 from overlapkit.findings import findings
 from overlapkit.plan import SEVERITIES, Decision, Severity
@@ -42,7 +42,7 @@ def hostile_reports(draw: st.DrawFn) -> Report:
     for path in draw(st.lists(paths, max_size=2)):
         found = draw(st.lists(st.lists(decisions, max_size=3).map(tuple), max_size=2))
         outcomes = tuple(
-            CheckedOutcome(when=draw(words), notes=draw(words), recipe=recipe, plan=replace(plan, decisions=each))
+            ResolvedOutcome(when=draw(words), notes=draw(words), recipe=recipe, plan=replace(plan, decisions=each))
             for each in found
         )
         errors = st.builds(RecipeError, HOSTILE, path=fixes, source=fixes | st.just(path), line=lines, hint=fixes)
@@ -118,8 +118,8 @@ def test_a_script_has_its_outcomes_conditions_and_notes() -> None:
     def load(path: str, overrides: Sequence[str]) -> tuple[Outcome, ...]:
         notes = ("--foo is not a flag",)
         return (
-            Outcome(of_recipe(ERROR, path), ("TP > 1",), notes=notes),
-            Outcome(of_recipe(GOOD, path), ("not TP > 1",), taken=False, notes=notes),
+            Outcome(recipe=of_recipe(ERROR, path), when=("TP > 1",), notes=notes),
+            Outcome(recipe=of_recipe(GOOD, path), when=("not TP > 1",), taken=False, notes=notes),
         )
 
     lines = text(check(select(["train.sh"]), load)).splitlines()

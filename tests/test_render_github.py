@@ -79,7 +79,10 @@ def test_conditions_of_a_script_come_first() -> None:
     write({"train.sh": LAUNCH})
 
     def load(path: str, overrides: Sequence[str]) -> tuple[Outcome, ...]:
-        return (Outcome(of_recipe(ERROR, path), ("$TP > 1",)), Outcome(of_recipe(GOOD, path), ("not $TP > 1",)))
+        return (
+            Outcome(recipe=of_recipe(ERROR, path), when=("$TP > 1",)),
+            Outcome(recipe=of_recipe(GOOD, path), when=("not $TP > 1",)),
+        )
 
     (line,) = to_github(check(select(["train.sh"]), load)).splitlines()
     assert read(line)[2].startswith("when $TP > 1: sequence_parallel is false (")

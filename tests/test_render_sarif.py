@@ -19,7 +19,7 @@ from test_findings import decision
 from test_render_check import FILES, hostile_reports
 
 from overlapkit import resolve
-from overlapkit.check import Checked, CheckedOutcome, Report, check
+from overlapkit.check import Checked, Report, ResolvedOutcome, check
 from overlapkit.check_paths import select
 from overlapkit.findings import findings
 from overlapkit.plan import Severity
@@ -163,7 +163,10 @@ def test_conditions_of_a_script() -> None:
     write({"train.sh": LAUNCH})
 
     def load(path: str, overrides: Sequence[str]) -> tuple[Outcome, ...]:
-        return (Outcome(of_recipe(ERROR, path), ("TP > 1",)), Outcome(of_recipe(GOOD, path), ("not TP > 1",)))
+        return (
+            Outcome(recipe=of_recipe(ERROR, path), when=("TP > 1",)),
+            Outcome(recipe=of_recipe(GOOD, path), when=("not TP > 1",)),
+        )
 
     (result,) = valid(check(select(["train.sh"]), load))["results"]
     assert result["properties"] == {"subject": "model.tp_comm_overlap", "when": ["TP > 1"]}
@@ -174,7 +177,7 @@ def test_the_page_of_every_rule_is_valid() -> None:
     recipe = of_recipe(GOOD)
     plan = replace(resolve(recipe), decisions=tuple(decision("recipe", code=code) for code in registered()))
     run = valid(
-        Report(files=(Checked(path="a.yaml", outcomes=(CheckedOutcome(recipe=recipe, plan=plan),)),), passed_over=())
+        Report(files=(Checked(path="a.yaml", outcomes=(ResolvedOutcome(recipe=recipe, plan=plan),)),), passed_over=())
     )
     rules = run["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == list(registered())

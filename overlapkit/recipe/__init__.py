@@ -27,15 +27,22 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return _finish(document.value, source, overrides, document.lines)
 
 
-def recipe_from_mapping(value: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "mapping") -> Recipe:
+def recipe_from_mapping(
+    value: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    source: str = "mapping",
+    lines: Mapping[str, int] | None = None,
+) -> Recipe:
     """A recipe from plain Python values of the form of the YAML file.
+
+    ``lines`` gives the 1-based line of a dotted path where ``source`` is a file that the values were read from.
 
     Raises:
         RecipeError: a value or an override cannot be used.
     """
     from overlapkit.recipe.plain import plain_tree
 
-    return _finish(plain_tree(value, source), source, overrides, {})
+    return _finish(plain_tree(value, source), source, overrides, lines or {})
 
 
 def _finish(value: dict[str, Any], source: str, overrides: Sequence[str], lines: Mapping[str, int]) -> Recipe:

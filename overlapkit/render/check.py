@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any
 
-from overlapkit.check import Checked, CheckedOutcome, Report
+from overlapkit.check import Checked, Report
 from overlapkit.errors import RecipeError, printable
 from overlapkit.findings import UNUSABLE, Finding, as_grave_as, findings, told
+from overlapkit.outcomes import ResolvedOutcome
 from overlapkit.plan import Severity
-from overlapkit.render.text import _STYLES, _grid, print_on
+from overlapkit.render.text import STYLES, grid, print_on
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,12 +52,12 @@ def _file(checked: Checked, least: Severity, out: Console) -> None:
     notes = dict.fromkeys(note for outcome in checked.outcomes for note in outcome.notes)
     rows += [[("note", "dim"), ("", ""), ("", ""), (note, "dim")] for note in notes]
     if rows:
-        _grid(out, rows)
+        grid(out, rows)
 
 
 def _rows(finding: Finding) -> list[list[tuple[str, str]]]:
     line = "" if finding.line is None else f"line {finding.line}"
-    rows = [[(finding.code, _STYLES[finding.severity]), (line, ""), (finding.subject, ""), (told(finding), "")]]
+    rows = [[(finding.code, STYLES[finding.severity]), (line, ""), (finding.subject, ""), (told(finding), "")]]
     if finding.fix:
         rows.append([("", ""), ("", ""), ("", ""), (f"→ {finding.fix}", "green")])
     return rows
@@ -141,7 +142,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return {**values, "when": list(finding.when)}
 
 
-def _outcome(outcome: CheckedOutcome) -> dict[str, Any]:
+def _outcome(outcome: ResolvedOutcome) -> dict[str, Any]:
     return {
         "when": list(outcome.when),
         "taken": outcome.taken,

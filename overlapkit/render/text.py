@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING
 
 from overlapkit.errors import printable
-from overlapkit.plan import Decision, Plan
+from overlapkit.plan import Decision, Plan, reason
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ _FEATURES = (
 # Rows that stand there even when nobody asked; the others only where there is something to say.
 _ALWAYS = {("TP", "userbuffers"), ("DP", "gradient reduction"), ("DP", "parameter gathering")}
 _FRAMEWORKS = {"megatron-bridge": "Megatron-Bridge", "megatron-lm": "Megatron-LM"}
-_STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
+STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 _NARROW = 40  # columns that the wrapping text must have; with fewer it gets lines of its own
 _SPACES_AT_END = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$")  # before or between colour codes
 
@@ -60,18 +60,18 @@ def print_on(stream: IO[str], write: Callable[[Console], None], *, at_least: int
 
 def print_plan(plan: Plan, stream: IO[str]) -> None:
     """The whole plan on ``stream``."""
-
-    def write(out: Console) -> None:
-        _head(plan, out)
-        _features(plan, out)
-        _notes(plan, out)
-        _environment(plan, out)
-        _findings(plan, out)
-
-    print_on(stream, write)
+    print_on(stream, lambda out: write_plan(plan, out))
 
 
-def _grid(out: Console, rows: Iterable[Sequence[tuple[str, str]]]) -> None:
+def write_plan(plan: Plan, out: Console) -> None:
+    _head(plan, out)
+    _features(plan, out)
+    _notes(plan, out)
+    _environment(plan, out)
+    _findings(plan, out)
+
+
+def grid(out: Console, rows: Iterable[Sequence[tuple[str, str]]]) -> None:
     """Rows of (text, style) cells in aligned columns; the last column wraps, below the others on a narrow terminal."""
     from rich.padding import Padding
     from rich.table import Table
@@ -94,20 +94,26 @@ def _grid(out: Console, rows: Iterable[Sequence[tuple[str, str]]]) -> None:
     out.print(Padding(table, (0, 0, 0, 2)))
 
 
-def _title(out: Console, text: str) -> None:
+def title(out: Console, text: str) -> None:
     out.print()
     out.print(text, style="bold")
 
 
 def _head(plan: Plan, out: Console) -> None:
-    errors = sum(d.severity == "error" for d in plan.decisions)
-    warnings = sum(d.severity == "warning" for d in plan.decisions)
-    verdict = "would fail" if errors else "starts"
-    counts = ", ".join(_count(n, what) for n, what in ((errors, "error"), (warnings, "warning")) if n)
+    text, style = verdict(plan)
     out.print(printable(plan.recipe, limit=300), style="bold", end="")
-    out.print(f"  {verdict}{f' ({counts})' if counts else ''}", style="bold red" if errors else "green")
+    out.print(f"  {text}", style=style)
     out.print(_target_line(plan))
     out.print(_mesh_line(plan))
+
+
+def verdict(plan: Plan) -> tuple[str, str]:
+    """Whether the job starts, in words, and their style."""
+    errors = sum(d.severity == "error" for d in plan.decisions)
+    warnings = sum(d.severity == "warning" for d in plan.decisions)
+    counts = ", ".join(_count(n, what) for n, what in ((errors, "error"), (warnings, "warning")) if n)
+    text = "would fail" if errors else "starts"
+    return f"{text} ({counts})" if counts else text, "bold red" if errors else "green"
 
 
 def _count(number: int, what: str) -> str:
@@ -139,7 +145,7 @@ def _mesh_line(plan: Plan) -> str:
 
 
 def _features(plan: Plan, out: Console) -> None:
-    _title(out, "What overlaps")
+    title(out, "What overlaps")
     rows = []
     for group, what, setting in _FEATURES:
         on = bool(plan.settings[setting])
@@ -157,7 +163,7 @@ def _features(plan: Plan, out: Console) -> None:
                 (because, ""),
             ]
         )
-    _grid(out, rows)
+    grid(out, rows)
 
 
 def _reason(plan: Plan, setting: str, on: bool) -> tuple[str, str]:
@@ -188,8 +194,8 @@ def _notes(plan: Plan, out: Console) -> None:
         if d.severity == "info" and d.subject not in told and not d.subject.startswith("env.") and d.code not in routine
     ]
     if notes:
-        _title(out, "Good to know")
-        _grid(out, [[(d.code, "cyan"), (d.subject, ""), (_note(d), "")] for d in notes])
+        title(out, "Good to know")
+        grid(out, [[(d.code, "cyan"), (d.subject, ""), (_note(d), "")] for d in notes])
 
 
 def _note(decision: Decision) -> str:
@@ -197,31 +203,25 @@ def _note(decision: Decision) -> str:
 
 
 def _environment(plan: Plan, out: Console) -> None:
-    _title(out, "Export before launch")
+    title(out, "Export before launch")
     reasons = {d.subject: d for d in plan.decisions if d.subject.startswith("env.")}
     rows = []
     for name, value in plan.env.items():
-        reason = reasons[f"env.{name}"]
-        rows.append([(f"{name}={value}", ""), (reason.code, "cyan"), (reason.because, "")])
-    _grid(out, rows or [[("nothing", "dim")]])
+        found = reasons[f"env.{name}"]
+        rows.append([(f"{name}={value}", ""), (found.code, "cyan"), (found.because, "")])
+    grid(out, rows or [[("nothing", "dim")]])
 
 
 def _findings(plan: Plan, out: Console) -> None:
     """Errors and warnings, the gravest last, next to the prompt."""
-    for severity, title in (("warning", "Warnings"), ("error", "Fix first")):
+    for severity, heading in (("warning", "Warnings"), ("error", "Fix first")):
         found = [d for d in plan.decisions if d.severity == severity]
         if not found:
             continue
-        _title(out, title)
+        title(out, heading)
         rows: list[list[tuple[str, str]]] = []
         for d in found:
-            rows.append([(d.code, _STYLES[severity]), (d.subject, ""), (_because(d), "")])
+            rows.append([(d.code, STYLES[severity]), (d.subject, ""), (reason(d), "")])
             if d.fix:
                 rows.append([("", ""), ("", ""), (f"→ {d.fix}", "green")])
-        _grid(out, rows)
-
-
-def _because(decision: Decision) -> str:
-    if decision.raised_by is None:
-        return decision.because
-    return f"{decision.because} ({decision.raised_by} raises at {decision.raised_at})"
+        grid(out, rows)

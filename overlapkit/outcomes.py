@@ -1,0 +1,88 @@
+"""The ways in which a file can start training, each with its plan; a recipe has one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overlapkit.plan import Plan
+from overlapkit.recipe import Recipe, load_recipe
+from overlapkit.resolver import resolve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One way in which a launch file starts training, as a recipe.
+
+    ``when`` names the branches that lead here, ``taken`` whether the file takes them as it is written. ``notes`` say
+    what could not be seen, one line each. ``mapping`` is the recipe in the form of a YAML file.
+    """
+
+    when: tuple[str, ...] = ()
+    taken: bool = True
+    notes: tuple[str, ...] = ()
+    recipe: Recipe
+    mapping: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedOutcome:
+    """An outcome and its plan."""
+
+    when: tuple[str, ...] = ()
+    taken: bool = True
+    notes: tuple[str, ...] = ()
+    recipe: Recipe
+    plan: Plan
+    mapping: Mapping[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """``when``, ``taken``, ``notes`` and the plan as plain values."""
+        return {
+            "when": list(self.when),
+            "taken": self.taken,
+            "notes": list(self.notes),
+            "plan": self.plan.to_dict(),
+        }
+
+
+def load_outcomes(path: str | Path, overrides: Sequence[str] = ()) -> Iterable[Outcome]:
+    """The outcomes of a launch script, a list of arguments or Megatron-LM's YAML of arguments; taken first.
+
+    Raises:
+        RecipeError: the file cannot be used, or says something that only a run could tell and no override gives.
+    """
+    from overlapkit.megatron_lm.launches import load_launches
+
+    return load_launches(path, overrides)
+
+
+def resolved(outcome: Outcome | Recipe) -> ResolvedOutcome:
+    """An outcome with its plan.
+
+    Raises:
+        RecipeError: the recipe cannot be used.
+    """
+    if isinstance(outcome, Recipe):
+        outcome = Outcome(recipe=outcome)
+    plan = resolve(outcome.recipe)
+    return ResolvedOutcome(
+        when=outcome.when,
+        taken=outcome.taken,
+        notes=outcome.notes,
+        recipe=outcome.recipe,
+        plan=plan,
+        mapping=outcome.mapping,
+    )
+
+
+def resolve_recipe(path: str | Path, overrides: Sequence[str] = ()) -> tuple[ResolvedOutcome, ...]:
+    """A recipe's one outcome."""
+    return (resolved(load_recipe(path, overrides)),)
+
+
+def resolve_launch(path: str | Path, overrides: Sequence[str] = ()) -> tuple[ResolvedOutcome, ...]:
+    """Every outcome of a launch file, the one that it takes as it is written first."""
+    return tuple(resolved(outcome) for outcome in load_outcomes(path, overrides))

@@ -1,0 +1,180 @@
+"""Python source that builds the configuration of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from overlapkit.facts import MEGATRON_LM
+from overlapkit.plan import SETTINGS, Plan
+from overlapkit.precision import derive_precision
+from overlapkit.presets import load_preset
+from overlapkit.recipe.sections import Recipe
+from overlapkit.render.bridge_userbuffers import COMM_OVERLAP, layer_class, listed
+from overlapkit.render.bridge_values import (
+    CARRIED,
+    DTYPES,
+    PRECISION_FIELDS,
+    BridgeValues,
+    MixedPrecisionValues,
+    bridge_values,
+    environment_elsewhere,
+    only_known,
+    parallelism,
+    section_values,
+    unread,
+)
+from overlapkit.render.python_source import Call, Name, assignment, import_from
+from overlapkit.userbuffers import DEFAULT_METHODS
+
+_FUTURE = "from __future__ import annotations\n\n"
+# On Megatron-LM's model, not on Megatron-Core's TransformerConfig.
+_NOT_TRANSFORMER = frozenset(
+    {
+        "seq_length",
+        "vocab_size",
+        "make_vocab_size_divisible_by",
+        "should_pad_vocab",
+        "share_embeddings_and_output_weights",
+    }
+)
+_CORE = {"model": "TRANSFORMER_CONFIG", "optimizer": "OPTIMIZER_CONFIG", "ddp": "DDP_CONFIG"}
+
+
+def to_python(recipe: Recipe, plan: Plan) -> tuple[str, tuple[str, ...]]:
+    """A module for Python 3.10 or newer, and what it does not say, as sentences.
+
+    For Megatron-Bridge ``configure(cfg)`` sets the fields of a ConfigContainer. For Megatron-LM there are the keyword
+    arguments of Megatron-Core's dataclasses. ``ENV`` is the environment in both. Text stands in literals only.
+    """
+    return _for_core(recipe, plan) if plan.target.framework == MEGATRON_LM else _for_bridge(recipe, plan)
+
+
+# --- Megatron-Bridge ----------------------------------------------------------------------------
+
+
+def _for_bridge(recipe: Recipe, plan: Plan) -> tuple[str, tuple[str, ...]]:
+    values = bridge_values(recipe, plan)
+    body = [
+        assignment(f"cfg.{section}.{name}", value, depth=1)
+        for section, fields in values.sections.items()
+        for name, value in fields.items()
+    ]
+    precision = values.mixed_precision
+    if precision is not None:
+        value = _mixed_precision(precision) if isinstance(precision, MixedPrecisionValues) else precision
+        body.append(assignment("cfg.mixed_precision", value, depth=1))
+    preset = _bridge_preset(plan)
+    body.append(assignment("cfg.comm_overlap", _comm_overlap(values, preset), depth=1))
+    if values.has_env_vars:
+        body.append("    cfg.env_vars.update(ENV)\n")
+    text = (
+        f'"""Sets up communication overlap in a configuration of Megatron-Bridge {values.version}."""\n\n'
+        f"{_FUTURE}from typing import Any\n\n{_imports(values, preset)}"
+        f"{assignment('ENV', dict(values.env))}\n\n"
+        'def configure(cfg: Any) -> Any:\n    """Set the fields of a ConfigContainer, and return it."""\n'
+        f"{''.join(body)}    return cfg\n"
+    )
+    return text, (*values.not_carried, *environment_elsewhere(values))
+
+
+def _bridge_preset(plan: Plan) -> str | None:
+    """Bridge's name of the plan's userbuffers, where it has one."""
+    userbuffers = plan.settings["model.tp_comm_overlap_cfg"]
+    for name in filter(None, (plan.preset.name, *plan.preset.aliases)):
+        preset = load_preset(name)
+        if preset.provenance == "bridge" and preset.userbuffers == userbuffers:
+            return name
+    return None
+
+
+def _imports(values: BridgeValues, preset: str | None) -> str:
+    names = {"CommOverlapConfig"} if values.comm_overlap is not None else set()
+    if values.userbuffers is not None:
+        classes = {"TransformerLayerTPOverlapCfg", *map(layer_class, values.userbuffers.values())}
+        names |= {preset} if preset else classes
+    lines = [import_from(COMM_OVERLAP, names)] if names else []
+    if isinstance(values.mixed_precision, MixedPrecisionValues):
+        lines.append(import_from("megatron.bridge.training.mixed_precision", ["MixedPrecisionConfig"]))
+        lines.insert(0, "import torch\n")
+    return "".join(lines) + "\n" if lines else ""
+
+
+def _mixed_precision(precision: MixedPrecisionValues) -> Call:
+    dtype = Name(f"torch.{precision.dtype}")
+    return Call("MixedPrecisionConfig", {**precision.fields, "params_dtype": dtype, "pipeline_dtype": dtype})
+
+
+def _comm_overlap(values: BridgeValues, preset: str | None) -> Call | None:
+    if values.comm_overlap is None:
+        return None
+    return Call("CommOverlapConfig", {**values.comm_overlap, "tp_comm_overlap_cfg": _userbuffers(values, preset)})
+
+
+def _userbuffers(values: BridgeValues, preset: str | None) -> Call | Name | None:
+    if values.userbuffers is None:
+        return None
+    if preset is not None:
+        return Name(preset)
+    layers: dict[str, Call | None] = {}
+    for layer in DEFAULT_METHODS:
+        options = values.userbuffers.get(layer)
+        layers[layer] = None
+        if options is not None:
+            given = {name: value for name, value in options.items() if name != "method"}
+            layers[layer] = Call(layer_class(options), given)
+    return Call("TransformerLayerTPOverlapCfg", layers)
+
+
+# --- Megatron-LM --------------------------------------------------------------------------------
+
+
+def _for_core(recipe: Recipe, plan: Plan) -> tuple[str, tuple[str, ...]]:
+    said: list[str] = []
+    version = plan.target.megatron_core
+    sections = {name: section_values(recipe, name, said) for name in CARRIED}
+    sections["model"] = {**parallelism(recipe, plan), **sections["model"], **parallelism(recipe, plan)}
+    dist_opt = any(sections[name].pop("use_distributed_optimizer", False) for name in ("ddp", "optimizer"))
+    for path in SETTINGS:
+        section, _, name = path.partition(".")
+        sections[section][name] = plan.settings[path]
+    userbuffers = sections["model"].pop("tp_comm_overlap_cfg")
+    dtype = _core_precision(recipe, sections)
+    for name in ("ddp", "optimizer"):
+        sections[name]["use_distributed_optimizer"] = dist_opt
+    elsewhere = [f"{section}.{name}" for section in CARRIED if section not in _CORE for name in sections[section]]
+    elsewhere += [f"model.{name}" for name in sections["model"] if name in _NOT_TRANSFORMER]
+    core = {name: {key: item for key, item in sections[name].items() if key not in _NOT_TRANSFORMER} for name in _CORE}
+    kept = only_known(core, "megatron-core", version, said)
+    if elsewhere:
+        said.append(f"Megatron-Core's configurations have no place for {listed(elsewhere)}")
+    arguments: dict[str, Mapping[str, Any]] = {name: kept[name] for name in _CORE}
+    arguments["model"] = {**kept["model"], "params_dtype": dtype, "pipeline_dtype": dtype}
+    arguments["optimizer"] = {**kept["optimizer"], "params_dtype": dtype}
+    text = (
+        f'"""Keyword arguments for Megatron-Core {version}: TransformerConfig(**TRANSFORMER_CONFIG),\n'
+        "OptimizerConfig(**OPTIMIZER_CONFIG), DistributedDataParallelConfig(**DDP_CONFIG). USERBUFFERS is for the\n"
+        'ub_cfgs of Transformer Engine\'s initialize_ub, or the path of such a file; None: its defaults.\n"""\n\n'
+        f"{_FUTURE}import torch\n\n"
+    )
+    text += "".join(assignment(_CORE[name], body) for name, body in arguments.items())
+    text += assignment("USERBUFFERS", userbuffers)
+    text += assignment("ENV", {**(recipe.env_vars or {}), **plan.env})
+    return text, (*said, *unread(recipe))
+
+
+def _core_precision(recipe: Recipe, sections: dict[str, dict[str, Any]]) -> Name:
+    """Puts the precision where Megatron-Core reads it; the dtype of parameters."""
+    precision = derive_precision(recipe, megatron_lm=True)
+    section = recipe.mixed_precision
+    model = sections["model"]
+    kinds = {"bf16": precision.compute == "bf16", "fp16": precision.compute == "fp16"}
+    ends = (
+        {name: getattr(section, name) for name in PRECISION_FIELDS if name.startswith("num_layers_")} if section else {}
+    )
+    found = {"fp8": precision.fp8, "fp8_recipe": precision.fp8_recipe, "fp4": precision.fp4, **ends}
+    model |= kinds | {name: value for name, value in found.items() if value is not None}
+    model |= {"fp8_param": precision.fp8_param_gather, "first_last_layers_bf16": precision.first_last_layers_bf16}
+    sections["optimizer"] |= kinds
+    sections["ddp"]["grad_reduce_in_fp32"] = precision.grad_reduce_in_fp32
+    return Name(f"torch.{DTYPES[precision.compute]}")
