@@ -58,7 +58,7 @@ def _launches(text: str, source: str, variables: Mapping[str, str]) -> Sequence[
     if source.endswith((".yaml", ".yml")):
         from overlapkit.megatron_lm.args_yaml import read_args_yaml
 
-        return [read_args_yaml(text, source)]
+        return [read_args_yaml(text, source, variables)]
     from overlapkit.megatron_lm.script import read_script
 
     return read_script(text, source, variables)

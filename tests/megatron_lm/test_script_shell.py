@@ -1,0 +1,122 @@
+"""What bash passes to a program is what is read: the same snippets, run by a real shell."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapkit.megatron_lm.script import read_script
+
+BASH = shutil.which("bash")
+pytestmark = pytest.mark.skipif(BASH is None, reason="there is no bash to compare with")
+
+# ``L`` stands for a launch; every L of a snippet must get the same arguments from both.
+SNIPPETS = r"""
+A=1; L $A "$A" '$A' "${A}b" a${A}b
+A="a b  c"; L $A "$A" x$A"y $A"z
+A=; L $A "" "$A" '' x
+A=" x "; L a$A"b" $A
+A=(1 "2 3" '' 4); L ${A[@]} "${A[@]}" "${A[*]}" ${A[*]} "x${A[@]}y" "${#A[@]}" ${A[1]} "${A[-1]}" $A
+A=(); L "${A[@]}" x "${A[*]}"
+A=(a); A+=(b c); A[5]=z; A[0]+=q; L "${A[@]}" "${#A[@]}" "${!A[@]}"
+declare -A M=([a]=1 [b c]="2 3"); K=a; L "${M[$K]}" "${M[b c]}"
+A=(1 2 3); L "${A[@]:1}" "${A[@]:0:2}" "${A[@]+"${A[@]}"}"
+A=("--a 1" --b); L ${A[@]}
+A=x; A+=y; A+=" z"; L "$A"
+L ${U:-d} "${U:-d e}" ${U:-d e} ${U:-"d e"} ${U-x} "${U:+no}" ${U:+no} x
+L "${U:-"a b"}" "${U:-'a b'}" ${U:-'a b'} "${U:-a\"b}" ${U:-${V:-w}}
+A=; L ${A:-d} ${A-d} "${A-d}" ${A:+y} ${A+y} x
+A=v; L ${A:-d} ${A:+y z} "${A:+y z}" ${A:=q}
+: ${B:=8}; L $B; : "${C:="4 5"}"; L $C
+L \$A "\$A" "\a" \a "a\\b" 'a\b' $'a\tb\x41\101\'' "a'b" 'a"b'
+A=5; L $((A+1)) $(( $A * 2 - 3 )) $((7/2)) $((-7/2)) $((-7%3)) $((2**10)) $((A>3?1:0)) $((1<<4|1)) $(((1+2)*3))
+A=5; L $((A==5&&A<9)) $((0x1F)) $((010)) $(( A )) "$((1+(2*3)))" $[1+2] $((!A)) $((~A)) $((-A + -1))
+A=a/b/c.tar.gz; L ${A##*/} ${A#*/} ${A%.*} ${A%%.*} ${A%/*} ${A/b/X} ${A//./_} ${A^^} ${A:2} ${A:0:3} ${A: -2} ${#A}
+A="a b"; B=A; L "${!B}"
+A="x"; L "$A"'$A'"$A" a"b"c'd'e a#b # c
+X=8; L "a${X}b" "a$X.b" "$X$X" "${X}_$X"
+X=$'a\nb'; L $X "$X"
+A='{"a": 1}'; L "$A" $A '{"b": [1, 2]}'
+L --x={1,2} a{b,c}d {3..1} {x} a{,b}
+set -- p "q r" s; L "$@" $# "$1" $2 "${2}" "${@:2}" $*
+set -- p q r; shift; L "$@" $1
+set -- ; L "$@" x $*
+f() { local x=$1; shift; L "$x" "$@" "$#"; }; f "a b" c d
+f() { X=in; local Y=in; }; Y=out; f; L $X $Y
+f() { if [ "$1" = a ]; then return; fi; Z=1; }; f a; L ${Z:-none}
+f() { [ "$1" = a ] && return; Z=1; }; f a; f b; L ${Z:-none}
+f() { L "$@"; }; g() { f "$@" z; }; g "a b"
+for i in a b c; do if [ $i = b ]; then continue; fi; A+=($i); done; L "${A[@]}"
+for i in 1 2 3 4; do [ $i -eq 3 ] && break; B+=" $i"; done; L $B
+for i in {1..3} {a,b}x; do C+=($i); done; L "${C[@]}"
+i=0; while [ $i -lt 4 ]; do i=$((i+1)); D+=" $i"; done; L $D $i
+i=3; until (( i == 0 )); do ((i--)); E+="$i"; done; L $E
+if [ 1 -gt 2 ]; then A=a; elif [[ x == x ]]; then A=b; else A=c; fi; L $A
+case abc in a) A=1;; a*|b) A=2;; *) A=3;; esac; L $A
+case 7B in [0-9]B) A=d;; esac; L $A
+A=ab; [[ $A == a* ]] && B=1; [[ $A == "a*" ]] || C=2; [[ $A != b && ( -n $A || -z $A ) ]] && D=3; L $B $C $D
+A=""; [ -z "$A" ] && B=1; [ -n "$A" ] || C=2; [ ! -z "$A" ] || D=3; [ -z $A ] && E=4; L $B $C $D $E
+[ a = a -a b = b ] && A=1; [ a = b -o b = b ] && B=2; test 3 -le 3 && C=3; [ a != a ] || D=4; L $A $B $C $D
+[[ 3 -lt 10 && 3 < 10 ]] || A=str; L $A
+(( 3 > 2 )) && A=1; ((0)) || B=2; L $A $B
+A=3; ((A+=2)); ((A++)); let A=A*2; L $A
+true && L a b || L c
+! false && L b
+CMD="L a 'b c' \$X"; X="p q"; eval $CMD
+CMD='L a "b c" $X'; X="p q"; eval "$CMD"
+CMD="L a 'b c'"; $CMD
+X=1; (X=2; Y=3); { Z=4; }; L $X ${Y:-no} $Z
+unset A; A=1; unset A; L ${A-unset}
+readonly A=5; export B=6 C="7 8"; declare D=9; typeset E=10; L $A $B "$C" $D $E
+if [ "${SP:-true}" = true ] && [ ${TP:-2} -gt 1 ]; then A=--sp; fi; L $A
+L >/dev/null a 2>&1 b
+"""
+LONG = [
+    "L a\\\nb c \\\n  d",
+    "L \"a\\\nb\" 'a\\\nb'",
+    'A=(--a 1 # c\n  --b "2 3" # d\n  # e\n); L "${A[@]}"',
+    'O=" \\\n   --a 1 \\\n   --b 2"; L ${O}',
+    "read -r -d '' X <<'E'\n--a 1\n--b \"$q\"\nE\nL $X",
+    "V=8; read -r -d '' X <<E\n--a $V \\$V\nE\nL $X",
+]
+PROGRAM = "torchrun pretrain.py --train-iters 1"
+STUB = "exec 3>&1 >/dev/null 2>&1; cd /; torchrun() { printf '%s\\0' \"$@\" >&3; printf '\\1' >&3; }\n"
+
+
+def passed_by_bash(script: str) -> list[list[str]]:
+    done = subprocess.run([BASH, "-c", STUB + script], capture_output=True, env={"PATH": "/usr/bin:/bin"}, timeout=20)
+    return [part.decode().split("\0")[3:-1] for part in done.stdout.split(b"\1")[:-1]]
+
+
+def read(script: str) -> list[list[str | None]]:
+    return [[word.text for word in launch.arguments[2:]] for launch in read_script(script, "job.sh") if launch.taken]
+
+
+@pytest.mark.parametrize("snippet", [*SNIPPETS.strip().split("\n"), *LONG])
+def test_arguments_are_those_that_bash_passes(snippet: str):
+    script = re.sub(r"(?<![\w-])L(?=[ \n])", PROGRAM, snippet) + "\n"
+    passed = passed_by_bash(script)
+    assert passed
+    assert sorted(read(script)) == sorted(passed)
+
+
+_text = st.text(st.sampled_from("ab1 -\t"), max_size=4)
+_part = st.one_of(
+    st.sampled_from(["${A}", '"$A"', '"${A}"', '"${B[@]}"', "${B[*]}", '"${B[*]}"', "${B[1]}", "${U:-x y}"]),
+    st.sampled_from(['"${U:-x y}"', "${A:+$A}", "$((1+2))", "\\ ", "\\$A", "'$A'", '"a\\"b"', "${#A}", "''", '""']),
+    _text.filter(lambda text: "\t" not in text).map(lambda text: f"'{text}'"),
+    st.sampled_from(["a", "b1", "-x", "--y=", " ", "  "]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_text, st.lists(_text, max_size=3), st.lists(_part, max_size=8))
+def test_words_of_any_parts_are_those_that_bash_passes(value: str, items: list[str], parts: list[str]):
+    array = " ".join(f"'{item}'" for item in items)
+    script = f"A='{value}'; B=({array})\n{PROGRAM} {''.join(parts)}\n"
+    assert read(script) == passed_by_bash(script)
