@@ -16,8 +16,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PLANS = re.findall(r"<!-- plan: (\S+) -->\n```text\n(.*?)```", README, flags=re.DOTALL)
 
 
-def test_readme_shows_a_plan() -> None:
-    assert [path for path, _ in PLANS] == ["recipes/llama2_7b_32xh20.yaml"]
+def test_readme_shows_plans() -> None:
+    assert [path for path, _ in PLANS] == [
+        "recipes/llama2_7b_32xh20.yaml",
+        "tests/wrong_recipes/llama3_70b_megatron_lm.yaml",
+    ]
 
 
 @pytest.mark.parametrize(("path", "shown"), PLANS)
