@@ -24,10 +24,16 @@ def test_readme_shows_plans() -> None:
 
 
 @pytest.mark.parametrize(("path", "shown"), PLANS)
-def test_shown_plan_is_what_the_command_prints(path: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shown_plan_is_what_the_command_prints(
+    path: str, shown: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(ROOT)
     stream = io.StringIO()
     print_plan(resolve(path), stream)
+    if request.config.getoption("--update-golden"):
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        (ROOT / "README.md").write_text(readme.replace(shown, stream.getvalue()), encoding="utf-8", newline="\n")
+        return
     assert shown == stream.getvalue()
 
 
