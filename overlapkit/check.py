@@ -10,7 +10,8 @@ from typing import Any
 
 from overlapkit.check_paths import SCRIPT_ENDINGS, YAML_ENDINGS, Found, Selection
 from overlapkit.errors import RecipeError
-from overlapkit.outcomes import Outcome, ResolvedOutcome, load_outcomes, resolved
+from overlapkit.megatron_lm.outcome import Outcome
+from overlapkit.outcomes import ResolvedOutcome, load_outcomes, resolved
 from overlapkit.recipe import load_recipe
 from overlapkit.recipe.place import COMMAND_LINE, Place
 from overlapkit.recipe.schema import SECTIONS

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from contextlib import nullcontext
 from enum import Enum
-from io import TextIOWrapper
-from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
 from overlapkit import __version__
 from overlapkit.errors import OverlapkitError, RecipeError, printable
+from overlapkit.streams import prepare_streams
 
 app = typer.Typer(
     name="overlapkit",
@@ -109,6 +106,7 @@ def resolve_command(
     Example: overlapkit resolve recipes/llama2_7b_32xh20.yaml model.sequence_parallel=false
     """
     from overlapkit.outcomes import resolve_launch, resolve_recipe
+    from overlapkit.output import opened, save_recipe, write_form
 
     if megatron_lm_args is not None:  # then the first argument is an override too
         outcomes = resolve_launch(megatron_lm_args, [*([recipe] if recipe else []), *(overrides or [])])
@@ -117,56 +115,15 @@ def resolve_command(
     else:
         raise RecipeError("no recipe is named", source="resolve", hint="for example: overlapkit resolve recipe.yaml")
     if save is not None:
-        _save(outcomes[0], save)
-    with _opened(write_to) as stream:
+        save_recipe(outcomes[0], save)
+    with opened(write_to) as stream:
         if output is PlanFormat.text:
             from overlapkit.render.outcomes import print_outcomes
 
             print_outcomes(outcomes, stream)
         else:
-            _write_form(outcomes, output.value, write_to, stream)
+            write_form(outcomes, output.value, write_to, stream)
     raise typer.Exit(max(_exit_code(outcome.plan, fail_on) for outcome in outcomes))
-
-
-def _save(outcome: Any, path: str) -> None:
-    from overlapkit.render.data import to_yaml
-
-    if outcome.mapping is None:
-        raise RecipeError("--save goes with --megatron-lm-args", source="resolve")
-    Path(path).write_text(to_yaml(outcome.mapping), encoding="utf-8")
-
-
-def _opened(path: str | None) -> Any:
-    """The file to write, or stdout, which stays open."""
-    return nullcontext(sys.stdout) if path is None else Path(path).open("w", encoding="utf-8")
-
-
-def _write_form(outcomes: Any, form: str, write_to: str | None, stream: Any) -> None:
-    """A form on ``stream``, what belongs to it beside it, and what it cannot say on stderr."""
-    from overlapkit.render.forms import rendered, write_beside
-
-    first = outcomes[0]
-    stem = Path(write_to or Path(first.recipe.source).name).with_suffix("")
-    found = rendered(form, outcomes, userbuffers_path=f"{stem}.userbuffers.yaml")
-    for path, text in found.beside.items():
-        write_beside(path, text)
-        _say(f"{path} is written, for --tp-comm-overlap-cfg")
-    stream.write(found.text)
-    for sentence in found.cannot_express:
-        _say(f"not expressed: {sentence}")
-    if form in ("json", "yaml"):
-        return
-    for decision in first.plan.decisions:
-        if decision.severity == "error":
-            _say(f"{decision.code} {decision.subject}: {decision.because}; {decision.fix}")
-    for outcome in outcomes[1:]:
-        _say(f"another outcome: {' and '.join(outcome.when)}; --format text and json have it")
-    for note in first.notes:
-        _say(note)
-
-
-def _say(text: str) -> None:
-    print(printable(text, limit=1000), file=sys.stderr)
 
 
 def _exit_code(plan: Any, fail_on: FailOn) -> int:
@@ -323,7 +280,7 @@ def _write(value: Any, form: str) -> None:
 
 def main() -> None:
     """The console script: every error of ours is one line on stderr and the exit code of the contract."""
-    _prepare_streams()
+    prepare_streams()
     try:
         try:
             app()
@@ -336,18 +293,6 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"overlapkit: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
-
-
-def _prepare_streams() -> None:
-    """Make writing fail neither on a character that the terminal's encoding lacks nor on a closed stream."""
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this as it ends every other command
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  open until the end
-        elif isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

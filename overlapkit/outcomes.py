@@ -7,29 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from overlapkit.megatron_lm.outcome import Outcome
 from overlapkit.plan import Plan
 from overlapkit.recipe import Recipe, load_recipe
 from overlapkit.resolver import resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One way in which a launch file starts training, as a recipe.
-
-    ``when`` names the branches that lead here, ``taken`` whether the file takes them as it is written. ``notes`` say
-    what could not be seen, one line each. ``mapping`` is the recipe in the form of a YAML file.
-    """
-
-    when: tuple[str, ...] = ()
-    taken: bool = True
-    notes: tuple[str, ...] = ()
-    recipe: Recipe
-    mapping: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedOutcome:
-    """An outcome and its plan."""
+    """An outcome (``megatron_lm/outcome.py``) and its plan."""
 
     when: tuple[str, ...] = ()
     taken: bool = True

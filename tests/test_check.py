@@ -19,7 +19,7 @@ from overlapkit import RecipeError, load_recipe, resolve
 from overlapkit.check import Checked, Report, check
 from overlapkit.check_paths import relative_path, select
 from overlapkit.findings import exit_code
-from overlapkit.outcomes import Outcome
+from overlapkit.megatron_lm.outcome import Outcome
 from overlapkit.recipe import Recipe, recipe_from_mapping
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,8 +10,8 @@ from pathlib import Path
 from overlapkit.errors import RecipeError, printable
 from overlapkit.megatron_lm.arguments import Arguments, read_arguments, recipe_of
 from overlapkit.megatron_lm.launcher import cluster_of
+from overlapkit.megatron_lm.outcome import Outcome
 from overlapkit.megatron_lm.words import Launch, Word
-from overlapkit.outcomes import Outcome
 from overlapkit.recipe import Recipe, recipe_from_mapping
 from overlapkit.recipe.overrides import apply_overrides
 from overlapkit.recipe.place import COMMAND_LINE
