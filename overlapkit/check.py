@@ -11,6 +11,7 @@ from typing import Any
 from overlapkit.check_paths import SCRIPT_ENDINGS, YAML_ENDINGS, Found, Selection
 from overlapkit.errors import RecipeError
 from overlapkit.megatron_lm.outcome import Outcome
+from overlapkit.megatron_lm.variables import split_variables
 from overlapkit.outcomes import ResolvedOutcome, load_outcomes, resolved
 from overlapkit.recipe import load_recipe
 from overlapkit.recipe.place import COMMAND_LINE, Place
@@ -66,7 +67,8 @@ def check(selection: Selection, load: LoadOutcomes = load_outcomes) -> Report:
     Raises:
         RecipeError: an override that no recipe takes.
     """
-    _check_overrides(selection.overrides)
+    _, overrides = split_variables(selection.overrides)  # variables are for launch scripts alone
+    _check_overrides(overrides)
     results = [_check_file(found, selection.overrides, load) for found in selection.files]
     return Report(
         files=tuple(result for result in results if isinstance(result, Checked)),
@@ -101,7 +103,7 @@ def _check_file(found: Found, overrides: Sequence[str], load: LoadOutcomes) -> C
         if not found.named and not path.endswith(YAML_ENDINGS) and not _LAUNCH.search(text):
             return PassedOver(path=path, why="no training launch")
         return _check_script(path, overrides, load)
-    checked = _check_recipe(path, overrides)
+    checked = _check_recipe(path, split_variables(overrides)[1])
     if not found.named and not _says_something(checked, text):
         return PassedOver(path=path, why="no section of a recipe")
     return checked

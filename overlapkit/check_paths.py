@@ -14,7 +14,7 @@ from overlapkit.errors import RecipeError, shown
 
 YAML_ENDINGS = (".yaml", ".yml")
 SCRIPT_ENDINGS = (".sh",)
-_OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w\-.]*=")
+_OVERRIDE = re.compile(r"(?:[+~]*[A-Za-z_][\w\-.]*|[1-9]\d?)=")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,12 +84,20 @@ def resolve_command(
     ] = None,
     overrides: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Overrides, applied in order."),
+        typer.Argument(
+            metavar="SECTION.KEY=VALUE", help="Overrides, applied in order; for a launch script NAME=VALUE too."
+        ),
     ] = None,
-    output: Annotated[PlanFormat, typer.Option("--format", "-f", help="Form of the plan.")] = PlanFormat.text,
+    output: Annotated[
+        PlanFormat,
+        typer.Option("--format", "-f", metavar="FORM", help=f"One of {', '.join(form.value for form in PlanFormat)}."),
+    ] = PlanFormat.text,
     megatron_lm_args: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="FILE", help="A launch script or arguments of Megatron-LM instead of a recipe."),
+        typer.Option(
+            metavar="FILE",
+            help="A launch script, arguments, or a YAML of MODEL_ARGS of Megatron-LM instead of a recipe.",
+        ),
     ] = None,
     save: Annotated[
         Optional[str],  # noqa: UP045
@@ -97,7 +105,7 @@ def resolve_command(
     ] = None,
     write_to: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--output", "-o", metavar="FILE", help="Write the plan to a file instead."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the plan to a file, and userbuffers beside it."),
     ] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 at a finding this grave or graver.")] = FailOn.error,
 ) -> None:
@@ -139,7 +147,7 @@ def _exit_code(plan: Any, fail_on: FailOn) -> int:
 def check_command(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH... [SECTION.KEY=VALUE]...", help="Recipes, launch scripts, folders or globs."),
+        typer.Argument(metavar="PATH", help="Recipes, launch scripts, folders or globs; SECTION.KEY=VALUE for all."),
     ],
     output: Annotated[ReportFormat, typer.Option("--format", "-f", help="Form of the report.")] = ReportFormat.text,
     fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 at a finding this grave or graver.")] = FailOn.error,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from overlapkit.errors import RecipeError
 from overlapkit.megatron_lm.outcome import Outcome
 from overlapkit.plan import Plan
 from overlapkit.recipe import Recipe, load_recipe
@@ -65,7 +66,14 @@ def resolved(outcome: Outcome | Recipe) -> ResolvedOutcome:
 
 
 def resolve_recipe(path: str | Path, overrides: Sequence[str] = ()) -> tuple[ResolvedOutcome, ...]:
-    """A recipe's one outcome."""
+    """A recipe's one outcome.
+
+    Raises:
+        RecipeError: the recipe cannot be used.
+    """
+    if str(path).endswith(".sh"):
+        hint = "a launch script is given as --megatron-lm-args FILE"
+        raise RecipeError("a recipe is a YAML file", source=str(path), hint=hint)
     return (resolved(load_recipe(path, overrides)),)
 
 

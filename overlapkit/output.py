@@ -11,6 +11,7 @@ from typing import TextIO
 
 from overlapkit.errors import RecipeError, printable
 from overlapkit.outcomes import ResolvedOutcome
+from overlapkit.plan import reason
 
 
 def save_recipe(outcome: ResolvedOutcome, path: str) -> None:
@@ -38,7 +39,8 @@ def write_form(outcomes: Sequence[ResolvedOutcome], form: str, write_to: str | N
     from overlapkit.render.forms import rendered, write_beside
 
     first = outcomes[0]
-    stem = Path(write_to or Path(first.recipe.source).name).with_suffix("")
+    is_file = write_to is not None and (Path(write_to).is_file() or not Path(write_to).exists())
+    stem = Path(write_to if write_to and is_file else Path(first.recipe.source).name).with_suffix("")
     found = rendered(form, outcomes, userbuffers_path=f"{stem}.userbuffers.yaml")
     for path, text in found.beside.items():
         write_beside(path, text)
@@ -48,9 +50,12 @@ def write_form(outcomes: Sequence[ResolvedOutcome], form: str, write_to: str | N
         say(f"not expressed: {sentence}")
     if form in ("json", "yaml"):
         return
+    if first.mapping is not None and form != "env":
+        say("not expressed: what the launch file says beyond a recipe, such as --lr or --data-path")
     for decision in first.plan.decisions:
-        if decision.severity == "error":
-            say(f"{decision.code} {decision.subject}: {decision.because}; {decision.fix}")
+        if decision.severity == "error" or (decision.severity == "warning" and form != "env"):
+            fix = f"; {decision.fix}" if decision.fix else ""
+            say(f"{decision.code} {decision.subject}: {reason(decision)}{fix}")
     for outcome in outcomes[1:]:
         say(f"another outcome: {' and '.join(outcome.when)}; --format text and json have it")
     for note in first.notes:

@@ -67,11 +67,27 @@ def _expert_tensor_parallel(recipe: Recipe, versions: Versions, tp: int, ep: int
 
 
 def _virtual_stages(recipe: Recipe, versions: Versions, stages: tuple[str, ...] | None, pp: int) -> int | None:
-    """VP after validation: an explicit layout implies it; Megatron-LM's parser drops a VP of 1."""
-    vp: int | None = recipe.model.virtual_pipeline_model_parallel_size
+    """VP after validation: an explicit layout implies it; Megatron-LM's parser drops a VP of 1.
+
+    Megatron-LM counts it from the layers of a chunk too (PP016 says where these do not fit).
+    """
+    model = recipe.model
+    vp: int | None = model.virtual_pipeline_model_parallel_size
+    each, layers = model.num_layers_per_virtual_pipeline_stage, counted_layers(recipe)
+    if vp is None and each is not None and layers is not None and versions.megatron_bridge is None:
+        vp = layers // (pp * each) if layers % (pp * each) == 0 else None
     if vp is None and stages is not None and len(stages) % pp == 0 and len(stages) > pp:
         vp = len(stages) // pp
     return None if vp == 1 and versions.megatron_bridge is None else vp
+
+
+def counted_layers(recipe: Recipe) -> int | None:
+    """The layers that split over the stages, embedding and loss among them where they count as layers."""
+    model = recipe.model
+    if model.num_layers is None:
+        return None
+    extra = (model.account_for_embedding_in_pipeline_split, model.account_for_loss_in_pipeline_split)
+    return model.num_layers + sum(map(bool, extra))
 
 
 def _num_microbatches(recipe: Recipe, dp: int) -> int | None:

@@ -100,6 +100,11 @@ def load_preset(name: str) -> Preset:
     return Preset(**yaml.load(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), Loader=loader))
 
 
+def has_presets(gpu: str) -> bool:
+    """Whether a preset was made for this GPU, or for the family that it starts from."""
+    return any(name.split("_")[2] == gpu for name in _names())
+
+
 def choose_nearest(wanted: Wanted) -> tuple[PresetChoice, Mapping[str, Any] | None]:
     """The preset nearest to a recipe.
 

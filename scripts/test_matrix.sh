@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests with the core dependencies alone, on the oldest and the newest Python and OmegaConf that are supported.
-# Tests marked build or network are left to scripts/test.sh. A Python that is missing is a failure.
+# Tests marked build, network or slow are left to scripts/test.sh. A Python that is missing is a failure.
 set -euo pipefail
 
 ROOT=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -56,7 +56,7 @@ combination() {
   [ -n "$python" ] || return
   with_lock "$folder.lock" prepare "$folder" "$python" -e . "omegaconf==$3.*" "${TEST_PACKAGES[@]}" || return
   "$folder/bin/python" -c 'import omegaconf, platform; print("Python", platform.python_version(), "OmegaConf", omegaconf.__version__)'
-  "$folder/bin/python" -m pytest -n auto -q -m 'not build and not network'
+  "$folder/bin/python" -m pytest -n auto -q -m 'not build and not network and not slow'
 }
 
 mkdir -p "$ROOT/.venv-matrix"

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
+
+from hypothesis import settings
 
 if TYPE_CHECKING:
     import pytest
+
+
+# The same examples every time, so that a run means the same everywhere; OVERLAPKIT_EXPLORE draws new ones.
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
+if not os.environ.get("OVERLAPKIT_EXPLORE"):
+    settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

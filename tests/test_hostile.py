@@ -30,6 +30,8 @@ from overlapkit.render.data import to_json, to_yaml
 from overlapkit.render.env import to_env
 from overlapkit.render.text import print_plan
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_MB = 500
 SECONDS = 2

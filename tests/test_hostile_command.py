@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 MEMORY_KB = 500 * 1024
 SECONDS = 2
 GOOD = b"cluster: {gpu: h100, num_gpus: 8}\nmodel: {num_layers: 8, hidden_size: 8192}\n"

@@ -11,6 +11,8 @@ from test_hostile import BASES, ROOT, little_memory, try_examples  # noqa: F401 
 
 from overlapkit import Plan, resolve
 
+pytestmark = pytest.mark.slow
+
 BYTES = [b"\x00", b"\xff\xfe", b"\xc3", b"\xef\xbb\xbf", b"\x1b[2J"]
 VALUES = [b"1", b"2", b"3", b"8", b"0", b"-1", b"auto", b"true", b"false", b"null", b"{}", b"[]", b"[1, 2]", b"'2.10'"]
 SNIPPETS = [

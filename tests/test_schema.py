@@ -20,6 +20,7 @@ from overlapkit.catalogue import gpu_names
 from overlapkit.precision import named_precisions
 from overlapkit.recipe import recipe_from_mapping, yaml_source
 from overlapkit.recipe.json_schema import recipe_schema, schema_text
+from overlapkit.recipe.keys import keys_of
 from overlapkit.recipe.known_keys import known_keys
 from overlapkit.recipe.schema import OURS, SECTIONS
 
@@ -85,7 +86,7 @@ def test_every_section_and_every_key_has_a_description() -> None:
 def test_every_known_key_is_offered() -> None:
     for section in (*SECTIONS, *known_keys().sections):
         if section != "env_vars":
-            keys = set(SECTIONS[section].__dataclass_fields__) if section in OURS else known_keys().keys(section)
+            keys = set(SECTIONS[section].__dataclass_fields__) if section in OURS else keys_of(section)
             offered = set(definition(section)["properties"])
             assert keys - {"transformer_engine_absent"} == offered - {"_target_"}, section
 

@@ -16,7 +16,7 @@ from overlapkit.errors import RecipeError
 from overlapkit.megatron_lm.fields import Found, convert, looks_like_a_flag, put_together, readers
 from overlapkit.megatron_lm.flags import Flag, all_choices, flags_of
 from overlapkit.megatron_lm.words import Word
-from overlapkit.recipe.known_keys import known_keys
+from overlapkit.recipe.keys import keys_of
 from overlapkit.recipe.schema import SECTIONS, specs_of
 from overlapkit.versions import Version, parse_version
 
@@ -89,7 +89,7 @@ def read_arguments(words: Sequence[Word], *, core: Version | str | None, source:
             if rank <= ranks.get(field, rank):
                 found[field], ranks[field] = value, rank
     modules_flag = "--cuda-graph-modules" in flags
-    fields = put_together(found, modules_flag=modules_flag, complete=not (unknown or notes), source=source)
+    fields = put_together(found, modules_flag=modules_flag, complete=not (unknown or notes))
     unknown += [(field, item.word) for field, item in fields.items() if not item.known and item.word is not None]
     return Arguments(
         values={field: item.value for field, item in fields.items() if item.known},
@@ -212,7 +212,7 @@ def recipe_of(
     }
     for field, value in arguments.values.items():
         section, _, key = field.partition(".")
-        if key in known_keys().keys(section):
+        if key in keys_of(section):
             recipe.setdefault(section, {})[key] = _literal(value)
     if env_vars is not None:
         recipe["env_vars"] = {name: _literal(value) for name, value in env_vars.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -75,14 +75,11 @@ def readers(flags: Mapping[str, Flag]) -> Mapping[tuple[str, str], tuple[tuple[s
     return found
 
 
-def put_together(found: Mapping[str, Found], *, modules_flag: bool, complete: bool, source: str) -> dict[str, Found]:
+def put_together(found: Mapping[str, Found], *, modules_flag: bool, complete: bool) -> dict[str, Found]:
     """The recipe's fields from fields and parts, with what the parser's defaults mean where a recipe's differ.
 
     ``modules_flag``: the parser has --cuda-graph-modules, --cuda-graph-scope being its old name. ``complete``: no flag
     is hidden, so that one which is absent says something.
-
-    Raises:
-        RecipeError: layers that do not divide into virtual stages.
     """
     parts = {name[len(_PARTS) :]: item for name, item in found.items() if name.startswith(_PARTS)}
     fields = {name: item for name, item in found.items() if not name.startswith(_PARTS)}
@@ -93,7 +90,6 @@ def put_together(found: Mapping[str, Found], *, modules_flag: bool, complete: bo
     if "group_query_attention" in parts:  # without it Megatron-LM passes over the number
         fields["model.num_query_groups"] = parts.get("num_query_groups", Found(1, parts["group_query_attention"].word))
     _vocabulary(parts, fields)
-    _virtual_stages(parts, fields, source)
     _gradient_precision(parts, fields)
     _plain_texts(fields)
     if complete:
@@ -107,26 +103,6 @@ def _vocabulary(parts: Mapping[str, Found], fields: dict[str, Found]) -> None:
             fields["model.vocab_size"] = parts[name]
             fields["model.should_pad_vocab"] = Found(pads, parts[name].word)
             return
-
-
-def _virtual_stages(parts: Mapping[str, Found], fields: dict[str, Found], source: str) -> None:
-    """Layers per virtual stage -> virtual stages, as validate_args counts them."""
-    name, each = "model.virtual_pipeline_model_parallel_size", parts.get("layers_per_virtual_stage")
-    if each is None or name in fields:
-        return
-    layers, stages = fields.get("model.num_layers"), fields.get("model.pipeline_model_parallel_size", Found(1))
-    if layers is None or not (each.known and layers.known and stages.known):
-        missing = "it takes the layers and PP to tell the virtual stages"
-        word = each.word and replace(each.word, unknown=each.word.unknown or missing)
-        fields[name] = Found(None, word, known=False)
-        return
-    extra = ("model.account_for_embedding_in_pipeline_split", "model.account_for_loss_in_pipeline_split")
-    total = layers.value + sum(name in fields for name in extra)
-    if each.value < 1 or stages.value < 1 or total % (stages.value * each.value):
-        problem = f"{total} layers do not divide into PP {stages.value} times chunks of {each.value}"
-        line = each.word.line if each.word else None
-        raise RecipeError(problem, source=source, line=line, path="--num-layers-per-virtual-pipeline-stage")
-    fields[name] = Found(total // (stages.value * each.value), each.word)
 
 
 def _gradient_precision(parts: Mapping[str, Found], fields: dict[str, Found]) -> None:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from overlapkit.errors import RecipeError, printable
+from overlapkit.errors import RecipeError, printable, shown
 from overlapkit.megatron_lm.arguments import Arguments, read_arguments, recipe_of
 from overlapkit.megatron_lm.launcher import cluster_of
 from overlapkit.megatron_lm.outcome import Outcome
+from overlapkit.megatron_lm.variables import split_variables
 from overlapkit.megatron_lm.words import Launch, Word
 from overlapkit.recipe import Recipe, recipe_from_mapping
 from overlapkit.recipe.overrides import apply_overrides
 from overlapkit.recipe.place import COMMAND_LINE
-from overlapkit.recipe.schema import SECTIONS
 
-_VARIABLE = re.compile(r"([A-Za-z_]\w*|[1-9]\d?)=(.*)", re.DOTALL)
 # What the environment's own rules look at, so that a value has to be known.
 _JUDGED = frozenset({"CUDA_DEVICE_MAX_CONNECTIONS", "UB_SKIPMC", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_ALGO"})
-_WHOLE_SECTIONS = frozenset(SECTIONS) | {"env_vars", "peft"}
 
 
 def load_launches(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Outcome, ...]:
@@ -35,23 +32,11 @@ def load_launches(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Outc
     from overlapkit.recipe.yaml_source import read_text
 
     source = str(path)
-    variables, overrides = _split(overrides)
+    variables, overrides = split_variables(overrides)
     text = read_text(path)
     launches = _launches(text, source, variables)
     core = _core(overrides)
     return tuple(_outcome(launch, core, source, overrides) for launch in launches)
-
-
-def _split(arguments: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Shell variables and overrides."""
-    variables, overrides = {}, []
-    for argument in arguments:
-        match = _VARIABLE.fullmatch(argument)
-        if match and match[1] not in _WHOLE_SECTIONS:
-            variables[match[1]] = match[2]
-        else:
-            overrides.append(argument)
-    return variables, tuple(overrides)
 
 
 def _launches(text: str, source: str, variables: Mapping[str, str]) -> Sequence[Launch]:
@@ -87,6 +72,11 @@ def _outcome(launch: Launch, core: str, source: str, overrides: Sequence[str]) -
     unknown = _unknown(arguments, exports or {}, recipe)
     if unknown:
         raise _asks_for(unknown, source)
+    stray = next((word for word in arguments.strangers if word.text and not word.text.startswith("-")), None)
+    if stray is not None:
+        problem = f"{shown(stray.text)} belongs to no flag, and Megatron-LM refuses what is left over"
+        hint = "a flag that takes no value is on where it stands; leave its value out"
+        raise RecipeError(problem, source=source, line=stray.line, hint=hint)
     strange = tuple(
         f"line {word.line}: Megatron-LM with core {core} has no {printable(word.text)}, and refuses what it has not"
         for word in arguments.strangers

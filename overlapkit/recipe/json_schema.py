@@ -203,7 +203,9 @@ def _typed(section: str) -> dict[str, Schema]:
 
 def _described(section: str, key: str, doc: str) -> str:
     text = _plain(doc)
-    snapshots = "23" if section in OURS else known_keys().tables[section][key]
+    snapshots = "23" if section in OURS else known_keys().tables[section].get(key)
+    if snapshots is None:
+        return f"{text} (an argument of Megatron-LM)"
     return text if {"2", "3"} <= set(snapshots) else f"{text} (in {_in_words(snapshots)})"
 
 

@@ -32,7 +32,6 @@ _MEANT = {
     "num_nodes": "cluster.num_gpus (the GPUs of all nodes)",
     "nnodes": "cluster.num_gpus (the GPUs of all nodes)",
     "world_size": "cluster.num_gpus",
-    "num_layers_per_virtual_pipeline_stage": "model.virtual_pipeline_model_parallel_size (the chunks per stage)",
     "num_virtual_stages_per_pipeline_rank": "model.virtual_pipeline_model_parallel_size",
     "data_parallel_size": "cluster.num_gpus (DP is what TP, PP and CP leave of it)",
 }
@@ -53,7 +52,7 @@ def check_keys(value: Mapping[str, Any], place: Place, is_dump: bool) -> None:
             if section not in known.sections:
                 raise unknown_section(section, place, (*known.sections, *OURS))
             if section not in known.free_sections:
-                _check_section_keys(section, body, place, known.keys(section))
+                _check_section_keys(section, body, place, keys_of(section))
     if is_dump:
         _check_overrides(place, known)
 
@@ -74,11 +73,20 @@ def _check_overrides(place: Place, known: KnownKeys) -> None:
         if section not in known.sections:
             raise unknown_section(section, place, (*known.sections, *OURS))
         key = rest.partition(".")[0]
-        if key and section not in known.free_sections and key not in known.keys(section):
+        if key and section not in known.free_sections and key not in keys_of(section):
             raise unknown_key(section, key, place, known.keys(section))
 
 
+def keys_of(section: str) -> frozenset[str]:
+    """Bridge's and Megatron-Core's keys, and what Megatron-LM has an argument for."""
+    known = known_keys().keys(section)
+    return known | frozenset(specs_of(section)) if section in SECTIONS else known
+
+
 def unknown_section(section: Any, place: Place, sections: Iterable[str]) -> RecipeError:
+    if section in ("MODEL_ARGS", "ENV_VARS"):
+        hint = "Megatron-LM's YAML of arguments is given as --megatron-lm-args FILE"
+        return place.error(str(section), "unknown section", hint)
     near = nearest(str(section), sections)
     hint = f"did you mean {near}?" if near else f"sections are {', '.join(sorted(sections))}"
     return place.error(str(section), "unknown section", _home(str(section)) or hint)

@@ -65,6 +65,7 @@ class Model:
     sequence_parallel: bool | None = flag("split activations along the sequence in the TP group")
     pipeline_model_parallel_size: int | None = size("pipeline stages (PP)")
     virtual_pipeline_model_parallel_size: int | None = size("model chunks per pipeline stage (VP)")
+    num_layers_per_virtual_pipeline_stage: int | None = size("layers per chunk: Megatron-LM's other way to say VP")
     context_parallel_size: int | None = size("GPUs that split the sequence (CP)")
     expert_model_parallel_size: int | None = size("GPUs that share the experts of a layer (EP)")
     expert_tensor_parallel_size: int | None = size("GPUs that split one expert (ETP)")
@@ -94,6 +95,7 @@ class Model:
     share_embeddings_and_output_weights: bool | None = flag("one matrix for embedding and output layer")
     seq_length: int | None = size("tokens per sequence")
     variable_seq_lengths: bool | None = flag("sequences differ between microbatches")
+    normalization: str | None = text("LayerNorm or RMSNorm")
     add_bias_linear: bool | None = flag("biases in the linear layers")
     add_qkv_bias: bool | None = flag("a bias in the QKV projection")
     multi_latent_attention: bool | None = flag("multi-latent attention (MLA)")
@@ -146,9 +148,14 @@ class Model:
     tp_comm_bootstrap_backend: str | None = text(
         "userbuffers bootstrap (nccl, mpi or gloo), as it stands before the set-up"
     )
+    tp_comm_overlap_ag: bool | None = flag("all-gather overlapped with the GEMM behind it")
+    tp_comm_overlap_rs: bool | None = flag("reduce-scatter overlapped with the GEMM before it")
     tp_comm_overlap_rs_dgrad: bool | None = flag("reduce-scatter overlapped with the input gradient's GEMM")
     tp_comm_bulk_dgrad: bool | None = flag("bulk all-gather beside the input gradient")
     tp_comm_bulk_wgrad: bool | None = flag("bulk reduce-scatter beside the weight gradient")
+    tp_comm_split_ag: bool | None = flag("the same for the all-gather, before Transformer Engine 1.5")
+    tp_comm_split_rs: bool | None = flag("the same for the reduce-scatter, before Transformer Engine 1.5")
+    use_ring_exchange_p2p: bool | None = flag("pipeline messages by ring exchange")
     overlap_p2p_comm: bool | None = flag("pipeline sends beside compute")
     batch_p2p_comm: bool | None = flag("pipeline sends and receives in one batch")
     overlap_p2p_comm_warmup_flush: bool | None = flag("overlap in warm-up and flush too")
@@ -215,6 +222,7 @@ class Ddp:
     num_buckets: int | None = count("buckets, instead of bucket_size")
     delay_wgrad_compute: bool | None = flag("gradients arrive later than DDP's hooks expect")
     grad_reduce_in_fp32: bool | None = flag("gradients reduced in FP32")
+    pad_buckets_for_high_nccl_busbw: bool | None = flag("buckets padded to sizes at which NCCL is fast")
     average_in_collective: bool | None = flag("the collective averages gradients, instead of a scaling before it")
     nccl_ub: bool | None = flag("NCCL user buffers for DP")
     use_megatron_fsdp: bool | None = flag("Megatron-FSDP")
@@ -236,6 +244,7 @@ class Dist:
 
     use_megatron_fsdp: bool | None = flag("Megatron-FSDP")
     use_torch_fsdp2: bool | None = flag("PyTorch's FSDP2")
+    align_grad_reduce: bool | None = flag("all stages reduce gradients at the same time")
     use_tp_pp_dp_mapping: bool | None = flag("ranks in the order TP, PP, DP instead of TP, DP, PP")
     eval_context_parallel_size: int | None = size("CP in evaluation; context_parallel_size when absent")
 

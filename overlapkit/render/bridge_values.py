@@ -149,6 +149,8 @@ def _sections(
     sections["model"] = {**parallelism(recipe, plan), **sections["model"], **parallelism(recipe, plan)}
     for name in ("ddp", "optimizer"):
         sections[name]["use_distributed_optimizer"] = bool(getattr(recipe, name).use_distributed_optimizer)
+    if sections["ddp"]["use_distributed_optimizer"]:  # Bridge makes both true
+        sections["optimizer"]["use_distributed_optimizer"] = True
     if megatron_lm:
         either = sections["ddp"]["use_distributed_optimizer"] or sections["optimizer"]["use_distributed_optimizer"]
         sections["ddp"]["use_distributed_optimizer"] = sections["optimizer"]["use_distributed_optimizer"] = either
@@ -165,7 +167,7 @@ def section_values(recipe: Recipe, section: str, said: list[str]) -> dict[str, A
     for name in specs_of(section):
         value = getattr(getattr(recipe, section), name)
         path = f"{section}.{name}"
-        if value is None or path in SETTINGS:
+        if value is None or path in SETTINGS or name == "num_layers_per_virtual_pipeline_stage":  # VP says it
             continue
         if name == "cp_comm_type" and len(value) == 1:  # a list of them has one per layer
             value = value[0]

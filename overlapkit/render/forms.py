@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from overlapkit.errors import RecipeError
 from overlapkit.outcomes import ResolvedOutcome
+from overlapkit.plan import reason
 
 _MARK = "# Written by overlapkit"
 
@@ -66,7 +67,28 @@ def _megatron_lm(outcome: ResolvedOutcome, userbuffers_path: str) -> Rendered:
     beside = {}
     if found.userbuffers is not None:
         beside[userbuffers_path] = f"{_MARK} for --tp-comm-overlap-cfg.\n{to_yaml(dict(found.userbuffers))}"
-    return Rendered(text=to_text(found.arguments), cannot_express=found.cannot_express, beside=beside)
+    said = (*found.cannot_express, *_refused(outcome, found.arguments))
+    return Rendered(text=to_text(found.arguments), cannot_express=said, beside=beside)
+
+
+def _refused(outcome: ResolvedOutcome, arguments: Sequence[str]) -> Iterator[str]:
+    """What Megatron-LM refuses of a translated plan, where Bridge takes it."""
+    if outcome.plan.target.framework == "megatron-lm":
+        return
+    from overlapkit.megatron_lm.arguments import read_arguments, recipe_of
+    from overlapkit.megatron_lm.words import Word
+    from overlapkit.resolver import resolve
+
+    target, parallelism = outcome.plan.target, outcome.plan.parallelism
+    words = [Word(text, text, 1) for text in arguments]
+    read = read_arguments(words, core=target.megatron_core, source=outcome.recipe.source)
+    versions = {"megatron_core": target.megatron_core, "transformer_engine": target.transformer_engine}
+    cluster = {"gpu": target.gpu, "num_gpus": parallelism.world_size}
+    again = resolve(recipe_of(read, cluster=cluster, software={**versions, "torch": target.torch}))
+    known = {decision.code for decision in outcome.plan.decisions if decision.severity == "error"}
+    for decision in again.decisions:
+        if decision.severity == "error" and decision.code not in known:
+            yield f"Megatron-LM would refuse {decision.subject}: {reason(decision)}; {decision.fix}"
 
 
 def write_beside(path: str, text: str) -> None:

@@ -7,6 +7,7 @@ src/command.ts.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from overlapkit.check import Report
@@ -45,7 +46,9 @@ def _command(finding: Finding, file: str) -> str:
 
 def _file(path: str) -> str:
     found = relative_path(path)
-    return printable(Path(os.path.abspath(path)).as_posix() if found is None else found, limit=4096)  # noqa: PTH100
+    name = Path(os.path.abspath(path)).as_posix() if found is None else found  # noqa: PTH100
+    parts = re.split(r"([\r\n])", name)  # which the command can spell; nothing else that cannot be printed
+    return "".join(part if part in ("\r", "\n") else printable(part, limit=4096) for part in parts)
 
 
 def _data(text: str) -> str:

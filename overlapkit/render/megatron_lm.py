@@ -134,7 +134,11 @@ def _settings(facts: Facts, plan: Plan, says: list[str]) -> dict[str, Any]:
 def _pipeline(facts: Facts, values: dict[str, Any], says: list[str]) -> None:
     """Without virtual stages the parser turns off p2p overlap and aligned gathers; batching has no flag."""
     name, layout = "model.virtual_pipeline_model_parallel_size", facts.stages
-    written, pp = facts.recipe.model.virtual_pipeline_model_parallel_size, facts.parallelism.pp
+    model, pp = facts.recipe.model, facts.parallelism.pp
+    written = model.virtual_pipeline_model_parallel_size
+    if written is None and model.num_layers_per_virtual_pipeline_stage is not None:
+        written = facts.parallelism.vp
+    values["model.num_layers_per_virtual_pipeline_stage"] = None  # the other flag says it
     stages = written if layout is None else len(layout) // pp if len(layout) % pp == 0 else 1
     if layout is not None and (written or stages) != stages:
         says.append(f"{name} is {written}: the layout makes it {stages}")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from overlapkit.facts import MEGATRON_LM
+from overlapkit.megatron_lm.fields import pairs
+from overlapkit.megatron_lm.flags import flags_of
 from overlapkit.plan import SETTINGS, Plan
 from overlapkit.precision import derive_precision
 from overlapkit.presets import load_preset
@@ -26,6 +28,7 @@ from overlapkit.render.bridge_values import (
 )
 from overlapkit.render.python_source import Call, Name, assignment, import_from
 from overlapkit.userbuffers import DEFAULT_METHODS
+from overlapkit.versions import parse_version
 
 _FUTURE = "from __future__ import annotations\n\n"
 # On Megatron-LM's model, not on Megatron-Core's TransformerConfig.
@@ -145,7 +148,7 @@ def _for_core(recipe: Recipe, plan: Plan) -> tuple[str, tuple[str, ...]]:
     elsewhere = [f"{section}.{name}" for section in CARRIED if section not in _CORE for name in sections[section]]
     elsewhere += [f"model.{name}" for name in sections["model"] if name in _NOT_TRANSFORMER]
     core = {name: {key: item for key, item in sections[name].items() if key not in _NOT_TRANSFORMER} for name in _CORE}
-    kept = only_known(core, "megatron-core", version, said)
+    kept = _that_its_parser_has(only_known(core, "megatron-core", version, said), version, said)
     if elsewhere:
         said.append(f"Megatron-Core's configurations have no place for {listed(elsewhere)}")
     arguments: dict[str, Mapping[str, Any]] = {name: kept[name] for name in _CORE}
@@ -161,6 +164,27 @@ def _for_core(recipe: Recipe, plan: Plan) -> tuple[str, tuple[str, ...]]:
     text += assignment("USERBUFFERS", userbuffers)
     text += assignment("ENV", {**(recipe.env_vars or {}), **plan.env})
     return text, (*said, *unread(recipe))
+
+
+def _that_its_parser_has(
+    sections: Mapping[str, Mapping[str, Any]], version: str, said: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Without fields that have a flag, but not in this version: Megatron-LM's flags come and go with the fields."""
+    flags, every = (flags_of(core, doubtful=False) for core in (parse_version(version), None))
+    found: dict[str, dict[str, Any]] = {}
+    lacking = []
+    for section, body in sections.items():
+        found[section] = {}
+        for name, value in body.items():
+            pair = pairs().get(f"{section}.{name}")
+            named = [flag for flag, _ in pair.flags if flag in every] if pair else []
+            if named and not any(flag in flags for flag in named):
+                lacking += [f"{section}.{name}"] if value else []
+            else:
+                found[section][name] = value
+    if lacking:
+        said.append(f"Megatron-Core {version} has no {listed(lacking)}")
+    return found
 
 
 def _core_precision(recipe: Recipe, sections: dict[str, dict[str, Any]]) -> Name:

@@ -88,7 +88,7 @@ def grid(out: Console, rows: Iterable[Sequence[tuple[str, str]]]) -> None:
         return
     table = Table.grid(padding=(0, 2))
     for index in range(len(cells[0])):
-        table.add_column(no_wrap=index < len(cells[0]) - 1)
+        table.add_column(no_wrap=index < len(cells[0]) - 1, overflow="fold")  # a long word loses nothing
     for row in cells:
         table.add_row(*row)
     out.print(Padding(table, (0, 0, 0, 2)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from overlapkit.facts import Facts
+from overlapkit.parallelism import counted_layers
 from overlapkit.rules.registry import BRIDGE, MEGATRON_CORE, MEGATRON_LM, Finding, State, error, rule
 
 _HYBRID_PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")  # these say which stage holds what
@@ -197,3 +198,36 @@ def _uneven_problem(f: Facts, layers: int) -> _Problem | None:
     if vp is not None and middle // stages % vp:
         return _core(f"{middle // stages} layers of a middle stage are not a multiple of {vp} virtual stages")
     return _silent(f"{left}: the model would not have {layers} layers") if middle < 0 else None
+
+
+@rule("PP016", source="Megatron-LM training/arguments.py validate_args")
+def layers_per_virtual_stage(f: Facts, s: State) -> Finding:
+    """``num_layers_per_virtual_pipeline_stage``, which is Megatron-LM's.
+
+    The layers of a stage must be a multiple of it, and it stands alone: VP by its number, a layout, and layers of the
+    first or last stage each exclude it. Bridge has no such field.
+
+    Why: VP is the layers of a stage divided by it.
+    Fix: set ``model.virtual_pipeline_model_parallel_size``.
+    """
+    model, pp = f.recipe.model, f.parallelism.pp
+    each, layers = model.num_layers_per_virtual_pipeline_stage, counted_layers(f.recipe)
+    if each is None:
+        return None
+    name, instead = "num_layers_per_virtual_pipeline_stage", "model.virtual_pipeline_model_parallel_size"
+    change = f"model.{name}=null"
+    others = (instead.partition(".")[2], "pipeline_model_parallel_layout", *_SIZES)
+    beside = [other for other in others if getattr(model, other) is not None]
+    if f.bridge:
+        because = "Bridge has no such field"
+        if not beside and layers is not None and layers % (pp * each) == 0:
+            change = f"{change} and {instead}={layers // (pp * each)}"
+    elif beside:
+        because = f"Megatron-LM takes no {beside[0]} beside it"
+    elif layers is not None and layers % (pp * each):
+        stage = f", {layers // pp} a stage" if layers % pp == 0 else ""
+        because = f"{layers} layers over PP {pp}{stage}, do not divide into chunks of {each}"
+    else:
+        return None
+    by = BRIDGE if f.bridge else MEGATRON_LM
+    return error(f"model.{name}", because, fix=f"set {change}", by=by, at="validation", requested=each, value=each)

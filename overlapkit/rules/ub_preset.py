@@ -10,7 +10,7 @@ from typing import Any
 
 from overlapkit.errors import printable
 from overlapkit.facts import Facts
-from overlapkit.presets import choose_nearest
+from overlapkit.presets import choose_nearest, has_presets
 from overlapkit.recipe.sections import AUTO
 from overlapkit.rules.changes import home, tp_overlap_works
 from overlapkit.rules.registry import BRIDGE, Finding, State, Verdict, error, info, rule, warning
@@ -41,7 +41,11 @@ def transformer_engine_defaults(f: Facts, s: State) -> Finding:
     if f.wanted.missing:
         because = f"no preset can be chosen without {', '.join(f.wanted.missing)}: Transformer Engine's defaults"
         return info(_CFG, because, value=None, requested=AUTO)
-    return info(_CFG, f"no preset fits {_wanted(f)}: Transformer Engine's defaults", value=None, requested=AUTO)
+    because = f"no preset fits {_wanted(f)}"
+    if f.gpu is not None and not has_presets(f.gpu.preset_family or f.gpu.name):
+        because = f"there are no presets for {f.gpu.name}"
+    because = f"{because}: Transformer Engine's defaults, unless you give the path of a file of your own"
+    return info(_CFG, because, value=None, requested=AUTO)
 
 
 def _wanted(f: Facts) -> str:
@@ -87,7 +91,7 @@ def another_preset(f: Facts) -> str:
 def _another_family(f: Facts) -> bool:
     """Whether the preset's GPU is not the one that presets for this GPU come from."""
     theirs, _ = f.preset.differs.get("gpu", (None, None))
-    return theirs is not None and f.gpu is not None and theirs != f.gpu.preset_family
+    return theirs is not None and f.gpu is not None and theirs != (f.gpu.preset_family or f.gpu.name)
 
 
 def _made_for(differs: Mapping[str, tuple[Any, Any]]) -> str:

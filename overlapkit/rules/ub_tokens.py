@@ -36,9 +36,9 @@ def tokens_not_divisible(f: Facts, s: State) -> Finding:
 
 def _shape(f: Facts) -> str:
     """The userbuffer's shape in words."""
-    tokens = "?" if f.tokens_per_rank is None else f"{f.tokens_per_rank}"
-    hidden = f.recipe.model.hidden_size
-    return f"a buffer of [{tokens} tokens, {'?' if hidden is None else hidden}]"
+    tokens, hidden = f.tokens_per_rank, f.recipe.model.hidden_size
+    rows = "seq_length · micro_batch_size / CP" if tokens is None else f"{tokens} tokens"
+    return f"a buffer of [{rows}, {'hidden_size' if hidden is None else hidden}]"
 
 
 @rule(

@@ -58,7 +58,7 @@ ROWS: tuple[tuple[tuple[str, ...], str | None, str | None, str | None, tuple[str
         ALWAYS,
     ),
     (("ddp.align_param_gather",), None, "--no-align-param-gather", None, ALWAYS),
-    (("ddp.align_grad_reduce",), None, "--no-align-grad-reduce", None, ALWAYS),
+    (("dist.align_grad_reduce",), None, "--no-align-grad-reduce", None, ALWAYS),
     (("ddp.bucket_size",), None, None, "--ddp-bucket-size", ALWAYS),
     (("ddp.num_buckets",), None, None, "--ddp-num-buckets", ALWAYS),
     (("ddp.average_in_collective",), "--ddp-average-in-collective", None, None, ALWAYS),
@@ -168,9 +168,11 @@ def test_the_table_holds_what_it_should() -> None:
 
 
 def test_its_fields_are_those_of_recipes() -> None:
-    """All but one, which Bridge has no field for: it aligns gradient reductions as Megatron-Core does."""
+    """All but one, which Bridge has no field for: it says VP by its number."""
     own = [field.partition(".")[::2] for field in pairs() if not field.startswith("parts.")]
-    assert [f"{s}.{key}" for s, key in own if key not in known_keys().keys(s)] == ["ddp.align_grad_reduce"]
+    assert [f"{s}.{key}" for s, key in own if key not in known_keys().keys(s)] == [
+        "model.num_layers_per_virtual_pipeline_stage"
+    ]
 
 
 def test_every_field_that_has_a_flag_has_it_here() -> None:

@@ -75,6 +75,28 @@ unset A; A=1; unset A; L ${A-unset}
 readonly A=5; export B=6 C="7 8"; declare D=9; typeset E=10; L $A $B "$C" $D $E
 if [ "${SP:-true}" = true ] && [ ${TP:-2} -gt 1 ]; then A=--sp; fi; L $A
 L >/dev/null a 2>&1 b
+f() { L ${A:-none}; }; A=1 f; f
+f() { A+=$1; L $A; }; A=0; A=5 f 1; f 2
+A=3 eval 'L $A'; L ${A-unset}
+read -r A <<< "  1 2 "; L "$A"
+read -r A B <<< " 1  2 3 "; L "$A" "$B"
+read A B C <<< "1 2"; L "$A" "$B" "${C-unset}"
+IFS=, read -ra P <<< "1,2,,3,"; L "${P[@]}" "${#P[@]}"
+IFS=: read -r A B <<< "1:2:3"; L "$A" "$B"
+IFS=: read -r A B <<< "1:2:"; L "$A" "$B"
+IFS= read -r A <<< "  1 2 "; L "$A"
+read -r <<< " x "; L "$REPLY"
+read -rp "N: " N <<< 4; L $N
+mapfile -t A <<< $'--a 1\n--b\n\n'; L "${A[@]}" ${#A[@]}; L ${A[1]}
+readarray A <<< $'1\n2'; L "${A[@]}"
+IFS=,; A="1,2,,3,"; L $A "$A" x,y
+IFS=,; A=(1 2 3); L "${A[*]}" ${A[*]} "${A[@]}"; B=${A[*]}; L "$B"
+IFS=', '; A=" 1 , 2,,3  4"; L $A
+IFS=$'\n'; A=$'1 2\n\n3'; L $A
+IFS=; A="1 2"; B=(1 2); L $A "${B[*]}" ${B[*]}
+OLD=$IFS; IFS=,; IFS=$OLD; A="1,2 3"; L $A
+IFS=,; unset IFS; A="1,2 3"; L $A
+IFS=:; set -- 1 2; L "$*" "$@"
 """
 LONG = [
     "L a\\\nb c \\\n  d",
@@ -82,6 +104,8 @@ LONG = [
     'A=(--a 1 # c\n  --b "2 3" # d\n  # e\n); L "${A[@]}"',
     'O=" \\\n   --a 1 \\\n   --b 2"; L ${O}',
     "read -r -d '' X <<'E'\n--a 1\n--b \"$q\"\nE\nL $X",
+    "read -r A B <<E\n1 2 3\n4\nE\nL \"$A\" \"$B\"",
+    "mapfile -t A <<'E'\n--a\n--b $x\nE\nL \"${A[@]}\"",
     "V=8; read -r -d '' X <<E\n--a $V \\$V\nE\nL $X",
 ]
 PROGRAM = "torchrun pretrain.py --train-iters 1"
