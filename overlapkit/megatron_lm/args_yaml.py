@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from overlapkit.errors import RecipeError, shown
+from overlapkit.errors import RecipeError, printable, shown
+from overlapkit.megatron_lm.flags import flags_of
 from overlapkit.megatron_lm.words import Launch, Word
 from overlapkit.recipe import yaml_source
 
@@ -22,9 +23,9 @@ def is_args_yaml(value: Mapping[Any, Any]) -> bool:
 def read_args_yaml(text: str, source: str, variables: Mapping[str, str] | None = None) -> Launch:
     """The launch that a file of functional tests describes, each word with the line of its key.
 
-    A flag whose value is true stands alone; false and null leave it out; a list, or a text with blanks, gives
-    several values. ``${NAME}`` is filled in from ``variables``, as the tests' runner does from its environment.
-    ``MODEL_ARGS`` may be a list of words or of such mappings, too.
+    A flag whose value is true stands alone; false and null leave it out, with a note. A list gives several values, and
+    so does a text with blanks in [ ], or of a flag that takes several. ``${NAME}`` is filled in from ``variables``, as
+    the tests' runner does from its environment. ``MODEL_ARGS`` may be a list of words or of such mappings, too.
     Source: tests/functional_tests/shell_test_utils/_run_training.sh of Megatron-LM.
 
     Raises:
@@ -41,10 +42,13 @@ def read_args_yaml(text: str, source: str, variables: Mapping[str, str] | None =
         line=document.lines[_ARGUMENTS],
         arguments=tuple(words),
         exports=reader.exports(document.value.get("ENV_VARS")),
-        notes=tuple(
-            f"line {document.lines[key]}: {key} is not read"
-            for key in (_SECOND_RUN, "BEFORE_SCRIPT")
-            if document.value.get(key)
+        notes=(
+            *reader.notes,
+            *(
+                f"line {document.lines[key]}: {key} is not read"
+                for key in (_SECOND_RUN, "BEFORE_SCRIPT")
+                if document.value.get(key)
+            ),
         ),
     )
 
@@ -54,6 +58,7 @@ class _Reader:
         self.lines = document.lines
         self.source = document.source
         self.variables = variables
+        self.notes: list[str] = []
 
     def error(self, problem: str, path: str) -> RecipeError:
         return RecipeError(problem, source=self.source, line=self.lines.get(path), path=path)
@@ -77,11 +82,15 @@ class _Reader:
         if not isinstance(flag, str) or not flag.startswith("-"):
             raise self.error(f"{shown(flag)} is not a flag", path)
         if value is None or value is False:
+            said = f"{printable(flag)} is {'null' if value is None else 'false'} and left out"
+            self.notes.append(f"line {line}: {said}; runners that pass it on start nothing, as the parser refuses it")
             return []
         written = Word(flag, flag, line)
         if value is True:
             return [written]
-        values = value if isinstance(value, list) else [value]
+        if isinstance(value, str) and (one := _one_value(flag, value)) is not None:
+            return [written, self._filled_in(one, line)]
+        values = value if isinstance(value, list) else [value.strip()[1:-1] if _in_brackets(value) else value]
         return [written, *(word for item in values for word in self._values(item, line, path))]
 
     def _values(self, value: Any, line: int, path: str) -> list[Word]:
@@ -117,6 +126,17 @@ class _Reader:
         if missing:
             return Word(None, text, line, "; ".join(dict.fromkeys(missing)))
         return Word(filled, text, line)
+
+
+def _in_brackets(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\[[^]]+\]", value.strip()) is not None
+
+
+def _one_value(flag: str, text: str) -> str | None:
+    """The text as one word where the runner quotes it and the flag takes a single value."""
+    known = flags_of(None, doubtful=True).get(flag)
+    single = known is not None and known.values == 1 and not _in_brackets(text)
+    return " ".join(text.split()) if single else None
 
 
 def _text(value: Any) -> str:

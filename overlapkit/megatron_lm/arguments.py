@@ -138,7 +138,7 @@ def _values_from(
 ) -> Iterator[Word]:
     """The words from ``start`` that are a flag's values: up to the next flag, and no more than it takes."""
     most = values if isinstance(values, int) else 1 if values == "?" else len(words)
-    for word in words[start : start + most]:
+    for word in map(words.__getitem__, range(start, min(start + most, len(words)))):
         name, _ = _name_in(word, flags)
         if name in flags or looks_like_a_flag(name) or word.text == "--":
             return

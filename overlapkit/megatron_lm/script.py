@@ -11,6 +11,7 @@ from overlapkit.megatron_lm.shell.expansion import Expansion
 from overlapkit.megatron_lm.shell.interpreter import Interpreter
 from overlapkit.megatron_lm.shell.launching import Record
 from overlapkit.megatron_lm.shell.outcomes import launches
+from overlapkit.megatron_lm.shell.outside import Outside
 from overlapkit.megatron_lm.shell.scanner import Scanner
 from overlapkit.megatron_lm.shell.state import State
 from overlapkit.megatron_lm.shell.text import MAX_CHARACTERS, Array, Piece, ShellError, Source, Text, known, to_word
@@ -25,7 +26,8 @@ def read_script(text: str, source: str, variables: Mapping[str, str] | None = No
     """The training launches of a shell script, or of a list of arguments, without running anything.
 
     One launch per outcome of the branches that change it; those that the script takes as it is written come first.
-    ``variables`` are set from outside, as an environment would; ``1``, ``2``, … are the script's own arguments.
+    ``variables`` are set and exported from outside, as an environment would; ``1``, ``2``, … are the script's own
+    arguments. One counts instead of what the script sets where that is unknown; a note names one of no effect.
     No other file is read, and neither is this process's environment.
 
     Raises:
@@ -53,24 +55,30 @@ def _check(text: str, source: str) -> None:
 
 
 def _start(given: Mapping[str, str]) -> State:
-    state = State(given={name: value for name, value in given.items() if name.isdecimal()})
-    for name, value in given.items():
-        if name.isidentifier():
-            state.set(name, (Piece(value, value, 1),), 1)
-            state.fixed.add(name)
+    values: dict[str, Text] = {name: (Piece(value, value, 1),) for name, value in given.items() if name.isidentifier()}
+    state = State(
+        given={name: value for name, value in given.items() if name.isdecimal()},
+        outside=Outside(values),
+        exported=set(values),
+        fixed=set(values),
+    )
+    for name, text in values.items():
+        state.set(name, text, 1)
     return state
 
 
 def _script(text: str, source: str, given: Mapping[str, str]) -> tuple[Launch, ...]:
     walk = Interpreter()
-    states = walk.run_file(Source.of_file(text), [_start(given)])
+    start = _start(given)
+    states = walk.run_file(Source.of_file(text), [start])
+    walk.follow_what_is_only_written(states + walk.ended)
     likely = max((record.likelihood for record in walk.records), default=0)
     records = [record for record in walk.records if record.likelihood == likely] if likely else []
     if not records:
         records = [record for state in states + walk.ended if (record := _from_variables(state, walk)) is not None]
     if not records:
         raise _nothing_found(walk, source)
-    return launches(records, [note for _, note in walk.unread])
+    return launches(records, [*(note for _, note in walk.unread), *start.outside.notes(text)])
 
 
 def _nothing_found(walk: Interpreter, source: str) -> RecipeError:
@@ -78,9 +86,11 @@ def _nothing_found(walk: Interpreter, source: str) -> RecipeError:
     if walk.unread:
         line, note = walk.unread[0]
         problem = f"{problem}: {note.partition(': ')[2]}"
-    hint = f"{walk.other_files[0]}, which is not read" if walk.other_files else None
-    if hint is None:
-        hint = "a launch is a .py program with flags of Megatron-LM, or the flags alone"
+    hint = "a launch is a .py program with flags of Megatron-LM, or the flags alone"
+    if walk.hidden:
+        line, hint = (line or walk.hidden[0][0]), walk.hidden[0][1]
+    elif walk.other_files:
+        hint = f"{walk.other_files[0]}, which is not read"
     return RecipeError(problem, source=source, line=line or None, hint=hint)
 
 
@@ -140,7 +150,8 @@ def _outermost(lists: Mapping[str, list[Text]]) -> list[list[Text]]:
 def _argument_list(text: str, given: Mapping[str, str]) -> Launch:
     """Flags without a command, on one line or many."""
     scanner = Scanner(Source.of_file(text))
-    expansion = Expansion(_start(given), lambda amount: None)
+    start = _start(given)
+    expansion = Expansion(start, lambda amount: None)
     fields: list[Text] = []
     while (position := _COMMENT_OR_BLANK.match(text, scanner.position).end()) < len(text):  # type: ignore[union-attr]
         if text[position] == "#":  # a comment that the end of the file ends
@@ -150,4 +161,4 @@ def _argument_list(text: str, given: Mapping[str, str]) -> Launch:
     words, notes = Interpreter().arguments(fields)
     if not words:
         raise ShellError("the list of arguments is empty", 1)
-    return Launch(line=words[0].line, arguments=words, notes=tuple(notes))
+    return Launch(line=words[0].line, arguments=words, notes=(*notes, *start.outside.notes(text)))

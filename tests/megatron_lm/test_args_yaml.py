@@ -55,6 +55,30 @@ def test_true_is_the_bare_flag_and_false_and_null_leave_it_out():
     assert words[-3:] == ["--use-distributed-optimizer", "--overlap-param-gather", "--bf16"]
 
 
+def test_what_is_left_out_is_named_as_some_runners_pass_it_on():
+    why = "and left out; runners that pass it on start nothing, as the parser refuses it"
+    assert read(TEXT, DATA_PATH="/d").notes == (
+        f"line 25: --overlap-grad-reduce is false {why}",
+        f"line 26: --sequence-parallel is null {why}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ('--rampup-batch-size: "[16 16 5]"', ["--rampup-batch-size", "16", "16", "5"]),
+        ('--recompute-modules: " [core_attn mlp] "', ["--recompute-modules", "core_attn", "mlp"]),
+        ("--recompute-modules: core_attn mlp", ["--recompute-modules", "core_attn", "mlp"]),
+        ("--moe-layer-freq: ([0]*3 + [1]*9)", ["--moe-layer-freq", "([0]*3 + [1]*9)"]),
+        ("--moe-layer-freq: '[0]*3 + [1]*9'", ["--moe-layer-freq", "[0]*3 + [1]*9"]),
+        ("--save: /my data/x", ["--save", "/my data/x"]),
+        ("--nobody-knows: a b", ["--nobody-knows", "a", "b"]),
+    ],
+)
+def test_text_with_blanks_is_several_values_in_brackets_or_where_the_flag_takes_them(value: str, words: list[str]):
+    assert [text for text, _ in pairs(read(f"MODEL_ARGS:\n  {value}"))] == words
+
+
 def test_the_environment_is_what_the_file_sets():
     exports = read(TEXT).exports
     assert exports == {

@@ -172,8 +172,8 @@ class TestBranches:
     def test_a_launch_inside_a_branch_names_it(self):
         text = f"if [ $NODES = 1 ]; then\n{TRAIN} -a\nelse\n{TRAIN} -b\nfi"
         assert [(launch.line, launch.taken, launch.when) for launch in read(text)] == [
-            (4, True, ("line 1: [ $NODES = 1 ] does not hold",)),
-            (2, False, ("line 1: [ $NODES = 1 ] holds",)),
+            (4, True, ("line 1: [ $NODES = 1 ] does not hold", "the launch on line 4")),
+            (2, False, ("line 1: [ $NODES = 1 ] holds", "the launch on line 2")),
         ]
 
     def test_exports_make_outcomes_too(self):

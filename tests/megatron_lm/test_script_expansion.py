@@ -61,6 +61,7 @@ class TestEnvironment:
         [
             (f"for v in A B; do export $v=1; done\n{TRAIN}", {"A": "1", "B": "1"}),
             (f"k=A\nexport ${{k}}_X='1 2'\n{TRAIN}", {"A_X": "1 2"}),
+            (f"export A=1 B=2\ndeclare +x A\n{TRAIN}", {"B": "2"}),
             (f"k=A\nexport $k=$(nproc)\n{TRAIN}", {"A": None}),
             (f"export A=1 B=2\nenv -u A {TRAIN}", {"B": "2"}),
             (f"export A=1 B=2\nenv -uA --unset=B C=3 {TRAIN}", {"C": "3"}),
@@ -68,7 +69,10 @@ class TestEnvironment:
             (f"export A=1\nenv - {TRAIN}", {}),
             (f"docker run -eA=1 -e B=$(nproc) --env=C=$(nproc) image {TRAIN}", {"A": "1", "B": None, "C": None}),
             (f"export A=1\ndocker run -ite A image {TRAIN}", {"A": "1"}),
-            (f"export A=1\nsingularity exec --nv --env B=1,C=2 --env=D=3 x.sif {TRAIN}", dict(zip("ABCD", "1123"))),
+            (
+                f"export A=1\nsingularity exec --nv --env B=1,C=2 --env=D=3 x.sif {TRAIN}",
+                {"A": "1", "B": "1", "C": "2", "D": "3"},
+            ),
             (f"export A=1\napptainer run --cleanenv --env B=1 x.sif {TRAIN}", {"B": "1"}),
             (f"APPTAINERENV_B=2 apptainer exec x.sif {TRAIN}", {"APPTAINERENV_B": "2", "B": "2"}),
             (f"export A=1\nsrun --export=NONE {TRAIN}", {}),
@@ -101,6 +105,12 @@ class TestEnvironment:
     def test_what_nobody_can_see_of_it_is_a_note(self, text: str, note: str):
         (launch,) = read(f"export A=1\n{text}")
         assert note in launch.notes
+
+    def test_a_directive_of_the_job_holds_for_its_steps(self):
+        (launch,) = read(f"#SBATCH --export=NONE\nexport A=1\nsrun {TRAIN}")
+        note = "line 1: #SBATCH --export=NONE holds for srun too, unless that has an --export of its own"
+        assert launch.notes == (note,)
+        assert read(f"#SBATCH --export=ALL,A=1\nsrun {TRAIN}")[0].notes == ()
 
     def test_such_a_note_is_of_its_launch_alone(self):
         _, second = read(f"export A=1\nsudo {TRAIN} -a\n{TRAIN} -b")
@@ -157,7 +167,7 @@ class TestOtherMachines:
         "command",
         [
             f'ssh n1 "cd $PWD && export A=1 && {TRAIN} -a"',
-            f"ssh $NODE \"cd $(pwd); export A=1; {TRAIN} -a\"",
+            f'ssh $NODE "cd $(pwd); export A=1; {TRAIN} -a"',
             f'for n in n1; do ssh -o X=no $n "export A=1; $SETUP {TRAIN} -a" & done',
             f"ssh n1 bash -s <<'E'\nexport A=1\n{TRAIN} -a\nE",
         ],
@@ -185,3 +195,78 @@ class TestLists:
     def test_an_element_of_such_a_list_is_unknown(self):
         (launch,) = read(f'A=(a "$@")\nmapfile B < x\n{TRAIN} --tp "${{A[1]}}" --pp "${{B[1]}}"')
         assert added(launch) == ["--tp", None, "--pp", None]
+
+
+class TestArgumentsOfTheScript:
+    @pytest.mark.parametrize(
+        "test",
+        ["[ $# -lt 1 ]", "[[ $# -eq 0 ]]", "(( $# < 1 ))", '[ "$#" = 0 ]', "[[ $# == 0 && x = x ]]"],
+    )
+    def test_their_number_is_presumed_to_be_none(self, test: str):
+        launches = read(f"if {test}; then TP=2; else TP=$1; fi\n{TRAIN} --tp $TP")
+        assert [added(launch) for launch in launches] == [["--tp", "2"], ["--tp", None]]
+        assert launches[0].when == (f"line 1: {test} holds",)
+
+    def test_so_it_is_in_a_case(self):
+        launches = read(f"case $# in 0) TP=2;; *) TP=$1;; esac\n{TRAIN} --tp $TP")
+        assert [added(launch) for launch in launches] == [["--tp", "2"], ["--tp", None]]
+
+    def test_those_that_are_given_are_counted(self):
+        text = f"if [ $# -ge 2 ]; then A=-a; fi\n{TRAIN} $A"
+        assert added(read_script(text, "job.sh", {"1": "x", "2": "y"})[0]) == ["-a"]
+        assert added(read_script(text, "job.sh", {"1": "x"})[0]) == []
+
+    def test_a_script_that_ends_without_them_is_taken_to_have_them(self):
+        (launch,) = read(f"if [ $# -ne 2 ]; then echo usage; exit 1; fi\n{TRAIN} --tp $1")
+        assert added(launch) == ["--tp", None]
+
+
+class TestBeyondTheReader:
+    @pytest.mark.parametrize("test", ["[ $FP8 = 1 ]", "[[ $FP8 = 1 ]]", "(( FP8 == 1 ))", "[ -f x ]"])
+    def test_a_test_that_nobody_can_decide_is_taken_not_to_hold(self, test: str):
+        assert [added(launch) for launch in read(f"{test} && A=-a\n{TRAIN} $A")] == [[], ["-a"]]
+        assert [added(launch) for launch in read(f"{test} || A=-a\n{TRAIN} $A")] == [["-a"], []]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "declare -n R=$X; R=1; A=$R",
+            "declare -i A=$X",
+            "declare -l A=$X",
+            "(( A = X + 1 ))",
+            "A=1; (( A = ${X}1 + 1 ))",
+            'B=(1 2); i=$X; unset "B[$i]"; A=${B[0]}',
+            "read A < file",
+            'read -r A B <<< "$X"',
+            "read -n 1 A <<< 12",
+            "read A <<< 'a\\b'",
+            "A={$X}",
+        ],
+    )
+    def test_a_value_is_unknown_and_never_a_wrong_one(self, text: str):
+        (launch,) = read(f"{text}\n{TRAIN} --tp $A")
+        assert added(launch) == ["--tp", None]
+
+    @pytest.mark.parametrize("expression", ["(a*)*b", "a\\1", "[[:space:]]", "é", ".*.*.*.*", "x" * 200])
+    def test_an_expression_that_is_not_tried_decides_nothing(self, expression: str):
+        assert len(read(f"[[ aaaa =~ {expression} ]] && A=-a\n{TRAIN} $A")) == 2
+
+    def test_a_name_that_goes_on_behind_braces_is_a_note(self):
+        (launch,) = read(f"X=1\n{TRAIN} --bf16 a{{$X,b}}c")
+        assert added(launch) == ["--bf16", "abc"] and "a{$X,b}c may hold flags" in launch.notes[0]
+
+    def test_braces_of_too_many_words_are_a_note(self):
+        (launch,) = read(f"{TRAIN} --bf16 {'{a,b}' * 12}")
+        assert "may hold flags that are not read" in launch.notes[0]
+
+
+class TestLinesThatEndTooEarly:
+    @pytest.mark.parametrize("end", [" \\ ", "\\ ", " \\\t", " \\  "])
+    def test_a_blank_behind_the_backslash_is_named(self, end: str):
+        (launch,) = read(f"{TRAIN} --bf16{end}\n  --sequence-parallel")
+        assert launch.notes[0] == "line 1: a blank stands behind the \\, so that the line is not continued"
+        assert "line 2: --sequence-parallel begins a command of its own" in launch.notes[1]
+
+    def test_a_blank_that_is_meant_is_none(self):
+        (launch,) = read(f"{TRAIN} --data-path 'a b ' \\\n --bf16")
+        assert launch.notes == ()

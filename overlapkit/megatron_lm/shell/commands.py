@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
+from overlapkit.megatron_lm.shell.environment import WRAPPERS, Change, begin, option, without
 from overlapkit.megatron_lm.shell.splitting import may_be_several
-from overlapkit.megatron_lm.shell.text import Piece, Text, known
+from overlapkit.megatron_lm.shell.text import Text, known
+from overlapkit.megatron_lm.shell.written import base
 
 # Flags that Megatron-LM's training programs share and hardly any other program has.
 TRAINING_FLAGS = frozenset(
@@ -44,20 +46,16 @@ _TOOL_NAME = re.compile(
     r"preprocess|convert|checkpoint/|ckpt|generat|server|infer|eval|hf2|2hf|to_hf|merge|split", re.IGNORECASE
 )
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
-_CONTAINERS = frozenset({"docker", "podman", "nvidia-docker"})
-_SLURM = frozenset({"srun", "sbatch", "salloc"})
-_MPI = frozenset({"mpirun", "mpiexec", "orterun", "horovodrun"})
 _REMOTE = frozenset({"ssh", "pdsh", "clush", "su", "tmux", "screen"})
 _PROGRAMS = re.compile(r"python[\d.]*|torchrun|deepspeed|accelerate|torchx|colossalai|ft_launcher")
 _LAUNCHER_MODULES = ("torch.distributed", "deepspeed", "accelerate", "torchx", "nvidia_resiliency_ext")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 
 
 @dataclass(slots=True)
 class Found:
     """``program`` is the index of the training program, ``script`` the shell text that is run instead.
 
-    ``environment`` are variables that the command sets; None passes one on. ``isolated``: nothing else is passed on.
+    ``changes`` are what the command does to its environment, ``notes`` what nobody could see of that.
     ``reads_input``: a shell that takes its script from a here-document. ``file``: a script that was not given.
     """
 
@@ -66,29 +64,19 @@ class Found:
     script: Text = ()
     script_arguments: tuple[Text, ...] = ()
     file: str = ""
-    environment: list[tuple[str, Text | None]] = field(default_factory=list)
-    isolated: bool = False
+    changes: list[Change] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
-def split_assignment(text: Text) -> tuple[str, Text] | None:
-    """``NAME=value`` as one argument."""
-    first = text[0].text if text else None
-    found = _ASSIGNMENT.match(first) if first else None
-    if not found or first is None:
-        return None
-    rest = first[found.end() :]
-    value = (replace(text[0], text=rest, written=rest), *text[1:]) if rest else text[1:]
-    return found.group(1), value
-
-
-def examine(fields: Sequence[Text]) -> Found:
-    """What is run behind `srun`, `env`, `docker run` and the like, and what they set."""
-    return _Examination(fields).result()
+def examine(fields: Sequence[Text], files: Collection[str] = ()) -> Found:
+    """What is run behind `srun`, `env`, `docker run` and the like, and what they set; ``files`` are known scripts."""
+    return _Examination(fields, files).result()
 
 
 class _Examination:
-    def __init__(self, fields: Sequence[Text]) -> None:
+    def __init__(self, fields: Sequence[Text], files: Collection[str]) -> None:
         self.fields = fields
+        self.files = files
         self.found = Found()
         self.wrapper = ""
         self.launcher = False
@@ -107,71 +95,42 @@ class _Examination:
     def _argument(self, index: int) -> int:
         """Looks at one argument; returns how many were used up."""
         text = self._text(index)
+        if (index == 0 or self.wrapper) and base(self.fields[index]) in self.files:
+            return self._file(index)
         if _is_program(self.fields[index]):
             if not (following := self._text(index + 1)) or not _PROGRAMS.fullmatch(_base(following)):
                 self.found.kind, self.found.program = "launch", index
             return 1
         if text is None:
-            return 1
-        base = _base(text)
-        if base in _SHELLS:
+            return self._environment(index)
+        name = _base(text)
+        if name in _SHELLS:
             return self._shell(index)
-        if base in _CONTAINERS | _SLURM | _MPI | _REMOTE | {"env", "sudo"} and not text.startswith("-"):
-            self.wrapper = base
-            if base in _REMOTE:
+        if name in WRAPPERS | _REMOTE and not text.startswith("-"):
+            self.wrapper = name
+            self.found.changes += begin(name, self.fields[index][0].line)
+            if name in _REMOTE:
                 return self._remote(index)
-            if base == "sbatch":
+            if name == "sbatch":
                 return self._sbatch(index)
-        elif _PROGRAMS.fullmatch(base):
+            return 1
+        if _PROGRAMS.fullmatch(name):
             self.launcher = True
         elif text == "-m" and self.launcher:
             module = self._text(index + 1)
             if module and not module.startswith(_LAUNCHER_MODULES):
                 self.found.kind, self.found.program = "launch", index + 1
             return 2
-        return self._environment(index, text)
+        return self._environment(index)
 
-    def _environment(self, index: int, text: str) -> int:
-        following = self.fields[index + 1] if index + 1 < len(self.fields) else ()
-        if self.wrapper in ("env", "sudo") and not self.launcher:
-            self._set(self.fields[index])
-        elif self.wrapper in _CONTAINERS:
-            if text in ("run", "exec"):
-                self.found.isolated = True
-            elif text in ("-e", "--env"):
-                self._set(following, passes=True)
-                return 2
-            elif text.startswith("--env="):
-                self._set(_without(self.fields[index], len("--env=")), passes=True)
-        elif self.wrapper in _SLURM and (text == "--export" or text.startswith("--export=")):
-            self._slurm_exports(text.partition("=")[2] if "=" in text else known(following) or "", index)
-            return 1 if "=" in text else 2
-        elif self.wrapper in _MPI and text in ("-x", "-env", "--env", "-genv"):
-            if text in ("-env", "-genv"):
-                name = known(following)
-                if name and index + 2 < len(self.fields):
-                    self.found.environment.append((name, self.fields[index + 2]))
-                return 3
-            self._set(following, passes=True)
-            return 2
-        return 1
-
-    def _set(self, argument: Text, *, passes: bool = False) -> None:
-        pair = split_assignment(argument)
-        name = known(argument)
-        if pair:
-            self.found.environment.append(pair)
-        elif passes and name and name.isidentifier():
-            self.found.environment.append((name, None))
-
-    def _slurm_exports(self, names: str, index: int) -> None:
-        line = self.fields[index][0].line
-        parts = names.split(",")
-        self.found.isolated = "ALL" not in parts
-        for part in parts:
-            name, equals, value = part.partition("=")
-            if name.isidentifier() and name not in ("ALL", "NONE", "NIL"):
-                self.found.environment.append((name, (Piece(value, value, line),) if equals else None))
+    def _environment(self, index: int) -> int:
+        if self.launcher:
+            return 1
+        found = option(self.wrapper, self.fields, index)
+        self.found.changes += found.changes
+        self.found.notes += found.notes
+        self.wrapper = "" if found.ends else self.wrapper
+        return found.used
 
     def _shell(self, index: int) -> int:
         position, command = index + 1, False
@@ -185,8 +144,15 @@ class _Examination:
         elif command:
             self.found.kind, self.found.script = "script", self.fields[position]
             self.found.script_arguments = tuple(self.fields[position + 2 :])
+        elif base(self.fields[position]) in self.files:
+            return self._file(position)
         elif (file := self._text(position)) is not None and not _is_program(self.fields[position]):
             self.found.kind, self.found.file = "file", file
+        return 1
+
+    def _file(self, index: int) -> int:
+        self.found.kind, self.found.file = "file", base(self.fields[index])
+        self.found.script_arguments = tuple(self.fields[index + 1 :])
         return 1
 
     def _sbatch(self, index: int) -> int:
@@ -196,19 +162,23 @@ class _Examination:
             if text == "--wrap" and position + 1 < len(self.fields):
                 self.found.kind, self.found.script = "script", self.fields[position + 1]
             elif first.startswith("--wrap="):
-                self.found.kind, self.found.script = "script", _without(self.fields[position], len("--wrap="))
+                self.found.kind, self.found.script = "script", without(self.fields[position], "--wrap=")
+            elif base(self.fields[position]) in self.files:
+                return self._file(position)
             elif text.endswith((".sh", ".slurm", ".sbatch")) and not text.startswith("-"):
                 self.found.kind, self.found.file = "file", text
-            elif text.startswith("--export="):
-                self._slurm_exports(text.partition("=")[2], position)
+            else:
+                self._environment(position)
         if self.found.kind == "other":
             self.found.kind = "input"
         return 1
 
     def _remote(self, index: int) -> int:
         last = self.fields[-1]
-        if len(self.fields) > index + 2 and any(character in (known(last) or "") for character in " \n"):
-            self.found.kind, self.found.script, self.found.isolated = "script", last, self.wrapper in ("ssh", "pdsh")
+        if self.wrapper not in ("su", "tmux", "screen"):  # another machine
+            self.found.changes.append(Change("clear"))
+        if len(self.fields) > index + 2 and any(c in (piece.text or "") for piece in last for c in " \n"):
+            self.found.kind, self.found.script = "script", last
         return 1
 
     def _guess_program(self) -> None:
@@ -227,11 +197,6 @@ class _Examination:
 
 def _base(text: str) -> str:
     return text.rsplit("/", 1)[-1]
-
-
-def _without(text: Text, characters: int) -> Text:
-    rest = (text[0].text or "")[characters:]
-    return (replace(text[0], text=rest, written=rest), *text[1:])
 
 
 def _is_program(text: Text) -> bool:

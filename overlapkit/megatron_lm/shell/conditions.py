@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from overlapkit.megatron_lm.shell import arithmetic, patterns
+from overlapkit.megatron_lm.shell import arithmetic, patterns, regular
 from overlapkit.megatron_lm.shell.expansion import Expansion
 from overlapkit.megatron_lm.shell.splitting import names_in
 from overlapkit.megatron_lm.shell.text import MAX_DEPTH, Piece, ShellError, Text, is_absent, known
@@ -59,20 +59,35 @@ def _either(one: Verdict, other: Verdict) -> Verdict:
 
 
 def judge_arithmetic(command: ArithmeticCommand, expansion: Expansion) -> Verdict:
+    return presuming_none(lambda expansion: _judge_arithmetic(command, expansion), expansion)
+
+
+def _judge_arithmetic(command: ArithmeticCommand, expansion: Expansion) -> Verdict:
+    if arithmetic.changed_by(command.raw):  # asked here, done elsewhere
+        expansion = Expansion(expansion.state.copy(), expansion.charge, counts_given=expansion.counts_given)
     names = frozenset(names_in((Arithmetic(command.expression, command.raw, command.line, True),)))
     piece = expansion.arithmetic(command.expression, command.raw, command.line)
     return Verdict(None if piece.text is None else piece.text != "0", names or frozenset({"?"}))
 
 
 def judge_conditional(command: Conditional, expansion: Expansion) -> Verdict:
-    return _Test(command.tokens, expansion, patterned=True).verdict()
+    return presuming_none(lambda expansion: _Test(command.tokens, expansion, patterned=True).verdict(), expansion)
 
 
 def judge_test(words: Sequence[ShellWord], expansion: Expansion) -> Verdict:
     """``[ … ]`` and ``test …``: the words between."""
     operators = {"!", "(", ")", "-a", "-o"}
     tokens = [word.plain if word.plain in operators else word for word in words]
-    return _Test([token for token in tokens if token is not None], expansion, patterned=False).verdict()
+    known_tokens = [token for token in tokens if token is not None]
+    return presuming_none(lambda expansion: _Test(known_tokens, expansion, patterned=False).verdict(), expansion)
+
+
+def presuming_none(judge: Callable[[Expansion], Verdict], expansion: Expansion) -> Verdict:
+    """What a question of ``$#`` comes to where the script is run without arguments other than those given."""
+    verdict = judge(expansion)
+    if verdict.value is not None or "#" not in verdict.names or expansion.state.positional is not None:
+        return verdict
+    return replace(judge(Expansion(expansion.state, expansion.charge, counts_given=True)), presumed=True)
 
 
 class _Test:
@@ -160,6 +175,8 @@ class _Test:
         names = frozenset(names_in(word.segments))
         text = self.expansion.text(word.segments)
         if operator == "-v" and word.plain:
+            state = self.expansion.state
+            state.outside.is_read(word.plain, state.variables.get(word.plain))
             return Verdict(word.plain in self.expansion.state.variables, frozenset({word.plain}), presumed=True)
         if operator not in ("-z", "-n"):
             return Verdict(None, names | {"?"})
@@ -175,6 +192,8 @@ class _Test:
     def _binary(self, left: ShellWord, operator: str, right: ShellWord) -> Verdict:
         names = frozenset(names_in(left.segments) | names_in(right.segments))
         one, other = self.expansion.text(left.segments), self.expansion.text(right.segments)
+        if self.patterned and operator in _NUMERIC:  # expressions, whose names are those of variables
+            names |= set(re.findall(r"[A-Za-z_]\w*", f"{left.plain or ''} {right.plain or ''}"))
         equal = {"=": True, "==": True, "-eq": True, "!=": False, "-ne": False}.get(operator)
         name = settles(left)
         settled: dict[str, Text] = {}
@@ -189,16 +208,34 @@ class _Test:
         if left is None or right is None:
             return None
         if operator in _NUMERIC:
-            try:
-                return _NUMERIC[operator](arithmetic.number(left), arithmetic.number(right))
-            except arithmetic.Unknowable:
-                return False  # test prints an error, which is not true
+            return self._numeric(one, operator, other)
+        if operator == "=~":
+            return self._matches(left, other)
         if operator in ("=", "==", "!="):
             same = patterns.matches(other, left) if self.patterned else left == right
             return same if operator != "!=" or same is None else not same
         if operator in ("<", ">"):
             return left < right if operator == "<" else left > right
         return None
+
+    def _numeric(self, one: Text, operator: str, other: Text) -> bool | None:
+        """`[` takes decimal numbers alone, `[[` expressions; for others it prints an error, which is not true."""
+        numbers: list[int] = []
+        for text in (one, other):
+            if self.patterned:
+                piece = self.expansion.evaluated(text, known(text) or "", 0)
+                if piece.text is None:
+                    return None if re.search("[A-Za-z_$]", known(text) or "") else False
+                numbers.append(int(piece.text))
+            elif re.fullmatch(r"\s*[-+]?\d{1,19}\s*", known(text) or "", re.ASCII):
+                numbers.append(int(known(text) or "0"))
+            else:
+                return False
+        return _NUMERIC[operator](*numbers)
+
+    def _matches(self, text: str, pattern: Text) -> bool | None:
+        parts = [regular.escape(piece.text or "") if piece.quoted else piece.text or "" for piece in pattern]
+        return regular.search("".join(parts), text)
 
 
 def settles(word: ShellWord) -> str | None:

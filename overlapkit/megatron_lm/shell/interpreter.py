@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from overlapkit.errors import printable
+from overlapkit.megatron_lm.shell import statuses
 from overlapkit.megatron_lm.shell.expansion import Expansion
 from overlapkit.megatron_lm.shell.loops import Frame, Loops
 from overlapkit.megatron_lm.shell.parser import Parser
 from overlapkit.megatron_lm.shell.state import CALL, Call, State, merged, settled
+from overlapkit.megatron_lm.shell.statuses import name_of
 from overlapkit.megatron_lm.shell.text import ShellError, Source, Text
 from overlapkit.megatron_lm.shell.tree import (
     AndOr,
@@ -25,12 +27,11 @@ from overlapkit.megatron_lm.shell.tree import (
     If,
     Pipeline,
     Redirect,
-    ShellWord,
     Simple,
     While,
 )
 
-MAX_WORK = 400_000
+MAX_WORK = 300_000
 _MAX_DEPTH = 45
 
 
@@ -85,20 +86,25 @@ class Interpreter(Loops):
 
     def body(self, body: Body, states: list[State]) -> list[State]:
         with self.deeper():
-            for statement in body:
+            for number, statement in enumerate(body, 1):
                 going = [state for state in states if state.flow is None]
                 if not going:
                     break
                 stopped = [state for state in states if state.flow is not None]
-                states = self.and_or(statement, going) + stopped
+                with self.asking(*(self.asked, self.avoid) if number == len(body) else (None,)):
+                    states = self.and_or(statement, going) + stopped
         return states
 
     def and_or(self, statement: AndOr, states: list[State]) -> list[State]:
         self.line = statement.line
         self.charge(len(states))
         before = len(states)
-        if statement.rest:
-            holds, fails = self.outcomes(statement, states, chain=statement.line, strict=False)
+        if statement.rest or self.asked is not None:
+            chain, asked, avoid = statement.line, self.asked, self.avoid
+            holds, fails = self.outcomes(statement, states, chain=chain, asked=asked, avoid=avoid)
+            if self.asked is not None:
+                _tell(holds, True)
+                _tell(fails, False)
             states = holds + fails
         else:
             states = self.pipeline(statement.first, states)
@@ -111,7 +117,7 @@ class Interpreter(Loops):
     def merge(self, states: list[State]) -> list[State]:
         self.charge(sum(len(state.variables) for state in states))
         names = {name for state in states for name in state.variables}
-        return merged(states, {name: self._is_live(name) for name in names})
+        return merged(states, {name: self._is_live(name) for name in names}, asked=self.asked is not None)
 
     def _is_live(self, name: str) -> bool:
         if name in self.function_names:
@@ -124,33 +130,47 @@ class Interpreter(Loops):
         if len(pipeline.commands) == 1:
             return self.command(pipeline.commands[0], states)
         piped: tuple[Redirect, ...] = ()
-        for command in pipeline.commands:  # each in a process of its own
+        for number, command in enumerate(pipeline.commands, 1):  # each in a process of its own
             if isinstance(command, Simple):
                 command = replace(command, redirects=command.redirects + piped)
-                first = command.words[0] if command.words else None
-                passes_on = isinstance(first, ShellWord) and first.plain == "cat"
+                passes_on = name_of(command) == "cat"
                 piped = tuple(redirect for redirect in command.redirects if redirect.body and passes_on)
-            self.command(command, [state.copy() for state in states])
+            with self.asking(*(self.asked, self.avoid) if number == len(pipeline.commands) else (None,)):
+                states = self._apart(command, states)
         return states
+
+    def _apart(self, command: Command, states: list[State]) -> list[State]:
+        """What runs in a process of its own changes nothing here; its status may be asked for."""
+        result: list[State] = []
+        for state in states:
+            ended = len(self.ended)
+            inner = [state.copy()]
+            ways = self.body(command.body, inner) if isinstance(command, Group) else self.command(command, inner)
+            if self.asked is None:
+                result.append(state)
+                continue
+            ways += self.ended[ended:]
+            del self.ended[ended:]
+            for number, way in enumerate(ways, 1):
+                outer = state.copy() if number < len(ways) else state
+                outer.path, outer.facts, outer.departed, outer.status = way.path, way.facts, way.departed, way.status
+                outer.notes, outer.capped = way.notes, way.capped
+                result.append(outer)
+        return result
 
     def command(self, command: Command, states: list[State]) -> list[State]:
         with self.deeper():
             if isinstance(command, Simple):
-                return [result for state in states for result in self.simple(command, state)]
+                return [result for state in states for result in self._simple(command, state)]
             if isinstance(command, Group):
-                if not command.subshell:
-                    return self.body(command.body, states)
-                self.body(command.body, [state.copy() for state in states])
-            elif isinstance(command, If):
+                return self._apart(command, states) if command.subshell else self.body(command.body, states)
+            if isinstance(command, If):
                 return self.if_command(command, states)
-            elif isinstance(command, Case):
+            if isinstance(command, Case):
                 return self.case_command(command, states)
-            elif isinstance(command, For):
-                return [result for state in states for result in self.for_loop(command, state)]
-            elif isinstance(command, CountingFor):
-                return self.counting_for_loop(command, states)
-            elif isinstance(command, While):
-                return self.while_loop(command, states)
+            if isinstance(command, (For, CountingFor, While)):
+                with self.asking(None):
+                    states = self._loop(command, states)
             elif isinstance(command, Function):
                 self.function_names |= command.names
                 for state in states:
@@ -158,21 +178,42 @@ class Interpreter(Loops):
             elif isinstance(command, ArithmeticCommand):
                 for state in states:
                     self.arithmetic_effects(command, state)
+            for state in states:
+                if state.flow is None and not isinstance(command, ArithmeticCommand):
+                    state.status = True if isinstance(command, Function) else None
         return states
 
-    # Functions
+    def _simple(self, command: Simple, state: State) -> list[State]:
+        state.status = statuses.begin(command, state.status, self.expansion(state))
+        return self.simple(command, state)
+
+    def _loop(self, command: For | CountingFor | While, states: list[State]) -> list[State]:
+        if isinstance(command, CountingFor):
+            return self.counting_for_loop(command, states)
+        if isinstance(command, While):
+            return self.while_loop(command, states)
+        return [result for state in states for result in self.for_loop(command, state)]
+
+    # Functions and scripts
+
+    def _child(self, script: Text, state: State, environment: dict[str, Text], arguments: tuple[Text, ...]) -> None:
+        ended = len(self.ended)
+        with self.asking(None):
+            super()._child(script, state, environment, arguments)
+        del self.ended[ended:]
 
     def call(self, function: Function, arguments: tuple[Text, ...], fixed: set[str], state: State) -> list[State]:
         if function.name in self.calls:
             state.note(f"line {self.line}: {printable(function.name)} calls itself, which is read once")
+            state.status = None
             return [state]
         place = self.place
         self.calls.append(function.name)
         self.place = (*place, f"{CALL}line {self.line}: {printable(function.name)} is called")
         self.frames.append(Frame(None))
         outer = frozenset(name for name in state.fixed if name.isdecimal())
-        state.calls.append(Call(state.positional, state.shifted, outer, {}))
-        state.positional, state.shifted = arguments, 0
+        state.calls.append(Call(state.positional, state.shifted, outer, {}, dict(state.kinds)))
+        state.positional, state.shifted, state.status = arguments, 0, True
         state.fixed = (state.fixed - outer) | fixed
         states = settled(self.command(function.body, [state]), ("return",))
         for result in states:
@@ -183,9 +224,15 @@ class Interpreter(Loops):
         return states
 
 
+def _tell(states: list[State], status: bool) -> None:
+    for state in states:
+        if state.flow is None:  # else `return` has said it
+            state.status = status
+
+
 def _give_back(state: State) -> None:
     call = state.calls.pop()
-    state.positional, state.shifted = call.positional, call.shifted
+    state.positional, state.shifted, state.kinds = call.positional, call.shifted, dict(call.kinds)
     state.fixed = {name for name in state.fixed if not name.isdecimal()} | call.fixed
     for name, value in call.saved.items():
         if value is None:

@@ -7,25 +7,27 @@ from dataclasses import dataclass, replace
 
 from overlapkit.errors import printable
 from overlapkit.megatron_lm.shell.commands import Found, examine, likelihood
+from overlapkit.megatron_lm.shell.environment import changed
 from overlapkit.megatron_lm.shell.expansion import Expansion
 from overlapkit.megatron_lm.shell.splitting import may_be_several
-from overlapkit.megatron_lm.shell.state import Branch, State
+from overlapkit.megatron_lm.shell.state import Branch, State, Written
 from overlapkit.megatron_lm.shell.text import (
     MAX_WRITTEN,
     Piece,
     Source,
     Text,
-    as_value,
     known,
     to_word,
     why_unknown,
     written,
 )
 from overlapkit.megatron_lm.shell.tree import Function, Redirect, Simple
+from overlapkit.megatron_lm.shell.written import base, targets
 from overlapkit.megatron_lm.words import Word
 
 _LIST_NAME = re.compile(r"\$[@*]|\[[@*]|\{[@*]|(args|opts|options?|flags|params|extra)\W*\Z", re.IGNORECASE)
-_NO_SCRIPT = (".py", ".json", ".yaml", ".yml", ".txt", ".toml", ".cfg", ".md", ".xml", ".ini", ".conf")
+_FLAG = re.compile(r"--[\w-]+[ \t]+\Z")
+_NAMED_VALUE = re.compile(r"--[\w-]+=")
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+([^\n#]*)", re.MULTILINE)
 _HEAD = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*")
 
@@ -44,6 +46,7 @@ class Record:
     arguments: tuple[Word, ...]
     exports: dict[str, Word] | None
     notes: tuple[str, ...]
+    only_written: bool = False  # in a script that nothing here runs
 
 
 class Launching:
@@ -53,13 +56,15 @@ class Launching:
         self.records: list[Record] = []
         self.unread: list[tuple[int, str]] = []  # notes that hold for every launch, with their line
         self.other_files: list[str] = []
+        self.hidden: list[tuple[int, str]] = []  # commands of which only a run could tell what they are
         self.ended: list[State] = []
         self.enclosing: list[int] = []
         self.place: tuple[str, ...] = ()
         self.assigned: frozenset[str] = frozenset()
         self.function_names: frozenset[str] = frozenset()
         self.launcher: tuple[Word, ...] = ()
-        self.written_files: set[str] = set()
+        self.started: set[int] = set()  # lines of the commands that write a script which is run
+        self.only_written = False
         self.line = 1
 
     def charge(self, amount: int) -> None:
@@ -87,6 +92,7 @@ class Launching:
             state.copy(),
             variables=dict(environment),
             exported=set(environment),
+            kinds={},
             positional=arguments,
             calls=[],
             hidden=hidden,
@@ -112,6 +118,10 @@ class Launching:
             for part in re.finditer(r"\S+", found.group(1)):
                 offset = found.start(1)
                 words.append(_directive_word(source, offset + part.start(), offset + part.end()))
+                if re.match(r"--export=(?!.*\bALL\b)", part.group()) and "srun" in source.text:
+                    shown = printable(words[-1].written)
+                    note = f"line {line}: #SBATCH {shown} holds for srun too, unless that has an --export of its own"
+                    self.unread.append((0, note))
         return tuple(words)
 
     # Commands that may be a launch
@@ -130,7 +140,7 @@ class Launching:
             if redirect.body is not None:
                 return self.expansion(state).text(redirect.body)
             if redirect.operator == "<<<":
-                return self.expansion(state).text(redirect.target.segments)
+                return (*self.expansion(state).text(redirect.target.segments), Piece("\n", "", redirect.target.line))
         return None
 
     def _external(self, fields: list[Text], command: Simple, state: State) -> None:
@@ -142,31 +152,33 @@ class Launching:
         if name in ("cat", "tee"):
             self._file_written(fields, command, state)
             return
-        found = examine(fields)
+        found = examine(fields, state.files)
+        if found.kind == "other" and known(fields[0]) is None:
+            text = f"line {self.line} runs {printable(written(fields[0]))}: {why_unknown(fields[0])}"
+            self.hidden.append((self.line, text))
         if found.kind == "other" and not command.redirects:
-            if name.endswith((".sh", ".slurm", ".sbatch")) and name not in self.written_files:
+            if name.endswith((".sh", ".slurm", ".sbatch")):
                 self.other_files.append(f"line {self.line} runs {printable(name)}")
             return
-        environment = self._passed_on(found, self._environment(command, state))
+        environment, kept_back = changed(self._environment(command, state), found.changes)
+        if found.notes or kept_back:
+            state = state.copy()  # they hold for this launch alone
+            for note in (*found.notes, *kept_back):
+                state.note(note)
         if found.kind == "launch":
             self._record(fields, found, environment, command.line, state)
             return
         if found.kind == "file":
-            if found.file.rsplit("/", 1)[-1] not in self.written_files:
+            file = state.files.get(found.file.rsplit("/", 1)[-1])
+            if file is None:
                 self.other_files.append(f"line {self.line} runs {printable(found.file)}")
+            else:
+                self.started.add(file.line)
+                self._nested(file.text, fields, found, environment, state)
             return
         script = found.script if found.kind == "script" else self._input(command.redirects, state)
         if script and (found.kind in ("script", "input") or name in ("srun", "ssh", "mpirun", "docker")):
             self._nested(script, fields, found, environment, state)
-
-    def _passed_on(self, found: Found, environment: dict[str, Text]) -> dict[str, Text]:
-        passed = {} if found.isolated else dict(environment)
-        for name, value in found.environment:
-            if value is not None:
-                passed[name] = as_value(value)
-            elif name in environment:
-                passed[name] = environment[name]
-        return passed
 
     def _nested(
         self, script: Text, fields: list[Text], found: Found, environment: dict[str, Text], state: State
@@ -174,20 +186,31 @@ class Launching:
         before = self.launcher
         outer = [field for field in fields if field is not found.script]
         source = Source.of_value(script)
-        self.launcher = (*before, *self._words(outer, self.line), *self._directives(source))
+        self.launcher = (*before, *self._directives(source), *self._words(outer, self.line))  # the last one counts
         self._child(script, state, environment, found.script_arguments)
         self.launcher = before
 
     def _file_written(self, fields: list[Text], command: Simple, state: State) -> None:
-        """``cat > job.sh <<EOF``: the script that is written there."""
-        targets = [redirect.target.plain or "" for redirect in command.redirects if redirect.operator.startswith(">")]
-        targets += [known(field) or "" for field in fields[1:] if known(fields[0]) == "tee"]
+        """``cat > job.sh <<EOF``: kept until something runs it."""
         body = self._input(command.redirects, state)
-        text = "".join(piece.text or "" for piece in body or ())
-        if not targets or body is None or targets[0].endswith(_NO_SCRIPT) or ".py" not in text:
+        if body is None:
             return
-        self.written_files.update(target.rsplit("/", 1)[-1] for target in targets)
-        self._nested(body, [], Found(), self._environment(command, state), state)
+        appends = any(redirect.operator.endswith(">>") for redirect in command.redirects)
+        environment = self._environment(command, state)
+        for target in targets(fields, command.redirects, self.expansion(state)):
+            before = state.files.get(base(target)) if appends else None
+            text = body if before is None else before.text + body
+            file = Written(text, environment, command.line, self.place, tuple(self.enclosing))
+            state.files = {**state.files, base(target): file}
+
+    def follow_what_is_only_written(self, states: list[State]) -> None:
+        """The scripts that these states have written and nothing has run: somebody will."""
+        self.only_written = True
+        for state in states:
+            for file in state.files.values():
+                if file.line not in self.started and any(".py" in (piece.text or "") for piece in file.text):
+                    self.line, self.place, self.enclosing = file.line, file.place, list(file.around)
+                    self._nested(file.text, [], Found(), dict(file.environment), state)
 
     def _words(self, fields: list[Text], line: int) -> list[Word]:
         return [to_word(field, line) for field in fields]
@@ -195,7 +218,7 @@ class Launching:
     def _record(self, fields: list[Text], found: Found, environment: dict[str, Text], line: int, state: State) -> None:
         program, rest = fields[found.program], fields[found.program + 1 :]
         sure = likelihood("".join(piece.text or "" for piece in program), rest)
-        arguments, notes = self.arguments(rest)
+        arguments, notes = self.arguments(rest, state)
         self.charge(10 + len(fields))
         self.records.append(
             Record(
@@ -209,29 +232,62 @@ class Launching:
                 arguments=arguments,
                 exports={name: to_word(value, line) for name, value in environment.items()},
                 notes=(*state.notes, *notes),
+                only_written=self.only_written,
             )
         )
 
-    def arguments(self, fields: list[Text]) -> tuple[tuple[Word, ...], list[str]]:
-        """An unknown that may be any number of flags is a note; one behind a flag is taken for its value."""
+    def arguments(self, fields: list[Text], state: State | None = None) -> tuple[tuple[Word, ...], list[str]]:
+        """An unknown where a flag may stand is a note; one behind a flag that takes a value is that value."""
         words: list[Word] = []
         notes: list[str] = []
         for field in fields:
-            before = words[-1].text if words else None
-            is_value = before is not None and before.startswith("--") and "=" not in before
-            if may_be_several(field) and not (is_value and not _LIST_NAME.search(written(field))):
-                if field[0].absent and self._is_set_elsewhere(field[0]):
+            if _may_hold_flags(field, words):
+                if field[0].absent and self._is_set_elsewhere(field[0], state):
                     continue  # empty on this way through the script
                 reason = why_unknown(field)
                 shown = printable(written(field))
                 notes.append(f"line {field[0].line}: {shown} may hold flags that are not read: {reason}")
             else:
                 words.append(to_word(field, field[0].line if field else self.line))
+                if (text := known(field)) and text[-1] in " \t" and (text.isspace() or _FLAG.match(text)):
+                    line = field[0].line
+                    notes.append(f"line {line}: a blank stands behind the \\, so that the line is not continued")
         return tuple(words), notes
 
-    def _is_set_elsewhere(self, piece: Piece) -> bool:
+    def _is_set_elsewhere(self, piece: Piece, state: State | None) -> bool:
         found = re.search(r"[A-Za-z_]\w*", piece.written)
-        return found is not None and found.group() in self.assigned
+        name = found.group() if found else ""
+        return name in self.assigned and (state is None or name not in state.variables)
+
+
+def _may_hold_flags(field: Text, before: list[Word]) -> bool:
+    """Whether an unknown argument stands where a flag could, for all that is known of the flag before it."""
+    if known(field) is not None or _NAMED_VALUE.match(field[0].text or ""):
+        return False
+    if (field[0].text or "").startswith("--"):
+        return True
+    is_list = may_be_several(field) and _LIST_NAME.search(written(field)) is not None
+    given = next((number for number, word in enumerate(reversed(before)) if _is_flag(word)), None)
+    if is_list or given is None:
+        return True
+    takes = _values_of(before[-1 - given].text or "")
+    if isinstance(takes, int):
+        return given >= takes
+    return given > 0 and may_be_several(field)
+
+
+def _is_flag(word: Word) -> bool:
+    return word.text is not None and word.text.startswith("--")
+
+
+def _values_of(flag: str) -> int | str:
+    """How many values a flag takes; of one that no Megatron-LM has nobody knows."""
+    from overlapkit.megatron_lm.flags import flags_of
+
+    if "=" in flag:
+        return 0
+    found = flags_of(None, doubtful=True).get(flag)
+    return "*" if found is None else found.values
 
 
 def _directive_word(source: Source, start: int, stop: int) -> Word:

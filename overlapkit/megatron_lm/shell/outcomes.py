@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,21 +12,37 @@ from overlapkit.megatron_lm.shell.state import CALL, Branch, Path, merge_paths
 from overlapkit.megatron_lm.words import Launch, Word
 
 _LINE = re.compile(r"line (\d+): ")
-_SIZE = re.compile(r"--?(n|N|np|nodes|nnodes|ntasks.*|nproc.*|gpus.*|gres|num_gpus|num_nodes)(=|\Z)")
+_SIZE = re.compile(r"--?(n|N|np|nodes|nnodes|ntasks.*|nproc.*|gpus.*|gres|num[-_]\w+|ppn|npernode|map-by)(=|\Z)")
 
 
 def launches(records: Sequence[Record], notes: Sequence[str]) -> tuple[Launch, ...]:
-    """Equal records become one; those taken come first, then in the order of the script."""
+    """Equal records become one; those taken come first, then those that the script itself starts, then in its order."""
     sites: dict[int, list[tuple[Record, Path]]] = {}
     for record in records:
         _add(sites.setdefault(record.line, []), record)
-    found = []
+    found: list[tuple[bool, Launch]] = []
     for site in sites.values():
         paths = _told(site)
         calls = len({tuple(filter(_is_call, record.place)) for record, _ in site}) > 1
         for (record, _), path in zip(site, paths, strict=True):
-            found.append(_launch(record, path, calls, notes))
-    return tuple(sorted(found, key=lambda launch: (not launch.taken, launch.line)))
+            found.append((record.only_written, _launch(record, path, calls, notes)))
+    found.sort(key=lambda entry: (not entry[1].taken, entry[0], entry[1].line))
+    return _told_apart([launch for _, launch in found])
+
+
+def _told_apart(found: list[Launch]) -> tuple[Launch, ...]:
+    """Of several launches each says on which line it stands; of one line and with the same branches, which it is."""
+    several = len({launch.line for launch in found}) > 1
+    same = Counter((launch.line, launch.when) for launch in found)
+    met: Counter[object] = Counter()
+    result = []
+    for launch in found:
+        key = (launch.line, launch.when)
+        met[key] += 1
+        which = f"launch {met[key]} of {same[key]} on line {launch.line}" if same[key] > 1 else ""
+        told = which or (f"the launch on line {launch.line}" if several else "")
+        result.append(replace(launch, when=(*launch.when, told)) if told else launch)
+    return tuple(result)
 
 
 def _add(site: list[tuple[Record, Path]], record: Record) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from overlapkit.megatron_lm.shell.scanner import METACHARACTERS, Scanner
+from overlapkit.megatron_lm.shell.cases import Item, case_of
+from overlapkit.megatron_lm.shell.scanner import METACHARACTERS, Builder, Scanner
 from overlapkit.megatron_lm.shell.simple_parser import SimpleParser
-from overlapkit.megatron_lm.shell.text import Source
+from overlapkit.megatron_lm.shell.substitution import MAY_BE_TEXT
+from overlapkit.megatron_lm.shell.text import ShellError, Source
 from overlapkit.megatron_lm.shell.tree import (
     AndOr,
     ArithmeticCommand,
@@ -21,12 +23,17 @@ from overlapkit.megatron_lm.shell.tree import (
     If,
     Pipeline,
     ShellWord,
+    Simple,
+    Substitution,
     While,
 )
 
+MAX_COMMANDS = 5_000  # of a list or a pipeline
+_MAX_SUBSTITUTIONS = 1_000  # of a source that are read; further ones are unknown
 _CLOSERS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 _FUNCTION = re.compile(r"([A-Za-z_][\w.:-]*)[ \t]*\([ \t]*\)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_COPROCESS = re.compile(r"[A-Za-z_]\w*[ \t]+(?=[{(]|(?:if|for|while|until|case|select|\[\[)\s)")
 
 
 class Parser(SimpleParser):
@@ -35,6 +42,7 @@ class Parser(SimpleParser):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self.ready: list[AndOr] = []
+        self.substitutions = 0
 
     def statement(self) -> AndOr | None:
         """The next statement, None at the end.
@@ -60,6 +68,31 @@ class Parser(SimpleParser):
             if self.peek() in ("\n", ""):
                 self._separators("\n")
                 return
+
+    def _substitution(self, builder: Builder, start: int, line: int, quoted: bool) -> None:
+        found = MAY_BE_TEXT.match(self.text, start, self.position) if self.substitutions < _MAX_SUBSTITUTIONS else None
+        self.substitutions += found is not None
+        command = self._inner(start + (2 if found.group().startswith("$") else 1)) if found else None
+        if command is None:
+            super()._substitution(builder, start, line, quoted)
+        else:
+            builder.append(Substitution(self._hidden(start, line), quoted, command))
+
+    def _inner(self, start: int) -> Simple | None:
+        """The command of the substitution that ends here, if it is a single one."""
+        inner = Parser(self.source)
+        inner.position, inner.end, inner.depth = start, self.position - 1, self.depth
+        inner.deeper()
+        try:
+            statement, more = inner.statement(), inner.statement()
+        except ShellError as error:
+            if error.fatal:
+                raise
+            return None
+        if statement is None or more is not None or statement.rest or len(statement.first.commands) > 1:
+            return None
+        command = statement.first.commands[0]
+        return command if isinstance(command, Simple) else None
 
     # Lists
 
@@ -92,9 +125,11 @@ class Parser(SimpleParser):
             self.position += 2
             self._newlines()
             rest.append((operator, self._pipeline()))
+            self.limit(len(rest), MAX_COMMANDS, "commands in a list", line)
 
     def _pipeline(self) -> Pipeline:
         line, negated = self.line(), False
+        beside = False  # a coprocess runs beside the script, in a process of its own
         while True:
             self._blanks()
             word = self._reserved()
@@ -105,14 +140,26 @@ class Parser(SimpleParser):
             self._blanks()
             if word == "time" and self.peek(3) == "-p ":
                 self.position += 3
-        commands = [self._command()]
+            if word == "coproc":
+                beside = True
+                name = _COPROCESS.match(self.text, self.position, self.end)
+                self.position = name.end() if name else self.position
+        pipeline = Pipeline(self._piped(), negated, line)
+        if not beside:
+            return pipeline
+        body = (AndOr(pipeline, (), line, self.position),)
+        return Pipeline((Group(body, True, line),), False, line)
+
+    def _piped(self) -> tuple[Command, ...]:
+        line, commands = self.line(), [self._command()]
         while True:
             self._blanks()
             if self.peek() != "|" or self.peek(2) == "||":
-                return Pipeline(tuple(commands), negated, line)
+                return tuple(commands)
             self.position += 2 if self.peek(2) == "|&" else 1
             self._newlines()
             commands.append(self._command())
+            self.limit(len(commands), MAX_COMMANDS, "commands in a pipeline", line)
 
     # Commands
 
@@ -196,8 +243,9 @@ class Parser(SimpleParser):
         self._blanks()
         if self.text.startswith("((", self.position):
             opened = self.position
-            names = frozenset(_NAME.findall(self.text[opened : self._closed(opened)]))
-            return CountingFor(tuple(sorted(names)), self._do(), line, start)
+            closed = self._closed(opened)
+            raw = self.source.raw(opened, closed)
+            return CountingFor(self._header(opened + 2, closed - 2), raw, self._do(), line, start)
         found = _NAME.match(self.text, self.position, self.end)
         if not found:
             raise self.error("for is not followed by a name")
@@ -214,6 +262,21 @@ class Parser(SimpleParser):
                 words.append(self.word())
         return For(found.group(), None if words is None else tuple(words), self._do(), line, start)
 
+    def _header(self, start: int, stop: int) -> tuple[tuple[ArithmeticCommand, ...], ...]:
+        """The expressions of `for (( … ))`: three parts, each of any number between commas."""
+        self.deeper()
+        parts: list[list[ArithmeticCommand]] = [[]]
+        for found in re.compile(r"[^;,]*([;,]?)").finditer(self.text, start, stop):
+            first, last = found.start(), found.end() - len(found.group(1))
+            raw = self.source.raw(first, last)
+            if raw.strip():
+                expression = Scanner(self.source, first, last, self.depth).quoted_text()
+                parts[-1].append(ArithmeticCommand(expression, raw, self.source.line_at(first)))
+            if found.group(1) == ";":
+                parts.append([])
+        self.depth -= 1
+        return tuple(map(tuple, parts))
+
     def _while(self) -> While:
         line, start, word = self.line(), self.position, self._reserved() or ""
         self.position += len(word)
@@ -227,15 +290,15 @@ class Parser(SimpleParser):
         subject = self.word()
         self._newlines()
         self._expect("in")
-        items: list[tuple[tuple[ShellWord, ...], Body, int]] = []
+        items: list[tuple[Item, str, int]] = []
         while True:
             self._newlines()
             if self._reserved() == "esac":
                 self.position += 4
-                return Case(subject, tuple(items), line)
+                return case_of(subject, items, line)
             items.append(self._case_item())
 
-    def _case_item(self) -> tuple[tuple[ShellWord, ...], Body, int]:
+    def _case_item(self) -> tuple[Item, str, int]:
         line, patterns = self.line(), []
         if self.peek() == "(":
             self.position += 1
@@ -250,9 +313,9 @@ class Parser(SimpleParser):
             raise self.error("a pattern of case is not closed by )")
         self.position += 1
         body = self._body((";;", "esac"))
-        if self.text.startswith((";;&", ";;", ";&"), self.position):
-            self.position += 3 if self.text.startswith(";;&", self.position) else 2
-        return tuple(patterns), body, line
+        offset, ending = self.position, next((end for end in (";;&", ";;", ";&") if self.peek(len(end)) == end), "")
+        self.position += len(ending)
+        return (tuple(patterns), body, line), ending, offset
 
     def _function(self) -> Function:
         line, start = self.line(), self.position

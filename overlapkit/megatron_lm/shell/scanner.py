@@ -17,7 +17,7 @@ _ANSI = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f"
 _ANSI_CODE = re.compile(r"x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|([0-7]{1,3})")
 
 
-class _Builder:
+class Builder:
     """Collects segments; literal text is cut after every line, so that each piece has one."""
 
     def __init__(self) -> None:
@@ -64,31 +64,35 @@ class Scanner:
         if self.depth > MAX_DEPTH:
             raise ShellError(f"nested deeper than {MAX_DEPTH} levels", self.line(), fatal=True)
 
+    def limit(self, count: int, most: int, what: str, line: int) -> None:
+        if count > most:
+            raise ShellError(f"more than {most:,} {what}", line, fatal=True)
+
     def peek(self, length: int = 1) -> str:
         return self.text[self.position : min(self.position + length, self.end)]
 
     def word(self, ends: str = METACHARACTERS) -> ShellWord:
         """The word that begins here, possibly of no characters."""
         start, line = self.position, self.line()
-        builder = _Builder()
+        builder = Builder()
         self._parts(builder, ends, quoted=False)
         return ShellWord(tuple(builder.segments), self.source.raw(start, self.position), line)
 
     def quoted_text(self) -> Segments:
         """All up to the end, as within double quotes: a here-document or an arithmetic expression."""
-        builder = _Builder()
+        builder = Builder()
         self._parts(builder, "", quoted=True)
         return tuple(builder.segments)
 
     def raw_text(self) -> Segments:
         """All up to the end as it stands: a here-document whose delimiter is quoted."""
-        builder = _Builder()
+        builder = Builder()
         self._as_it_stands(builder, self.position, self.end)
         self.position = self.end
         builder.flush()
         return tuple(builder.segments)
 
-    def _as_it_stands(self, builder: _Builder, start: int, stop: int) -> None:
+    def _as_it_stands(self, builder: Builder, start: int, stop: int) -> None:
         for part in _AS_IT_STANDS.finditer(self.text, start, stop):
             unknown = self.source.unknown_at(part.start())
             if unknown is not None:
@@ -96,7 +100,7 @@ class Scanner:
             else:
                 builder.add(part.group(), self.source.line_at(part.start()), True)
 
-    def _parts(self, builder: _Builder, ends: str, *, quoted: bool) -> None:
+    def _parts(self, builder: Builder, ends: str, *, quoted: bool) -> None:
         """Segments up to a character of ``ends``; a ``"`` that does not end quoted text is a character like others."""
         while self.position < self.end:
             character = self.text[self.position]
@@ -122,7 +126,7 @@ class Scanner:
                 self._character(builder, quoted)
         builder.flush()
 
-    def _character(self, builder: _Builder, quoted: bool) -> None:
+    def _character(self, builder: Builder, quoted: bool) -> None:
         unknown = self.source.unknown_at(self.position)
         if unknown is not None:
             builder.append(Unknown(unknown, quoted))
@@ -130,7 +134,7 @@ class Scanner:
             builder.add(self.text[self.position], self.line(), quoted)
         self.position += 1
 
-    def _extended_pattern(self, builder: _Builder) -> bool:
+    def _extended_pattern(self, builder: Builder) -> bool:
         """``@( … )`` and the like, kept as text that no pattern is matched against."""
         if self.position == 0 or self.text[self.position - 1] not in "@?+!*":
             return False
@@ -138,7 +142,7 @@ class Scanner:
         builder.add(self.source.raw(start, self._closed(start)), self.line(), False)
         return True
 
-    def _escape(self, builder: _Builder, quoted: bool) -> None:
+    def _escape(self, builder: Builder, quoted: bool) -> None:
         line, following = self.line(), self.text[self.position + 1 : min(self.position + 2, self.end)]
         self.position = min(self.position + 2, self.end)
         if following == "\n":
@@ -149,7 +153,7 @@ class Scanner:
         else:
             builder.add(following or "\\", line, True)
 
-    def _single_quotes(self, builder: _Builder) -> None:
+    def _single_quotes(self, builder: Builder) -> None:
         start, close = self.position + 1, self.text.find("'", self.position + 1, self.end)
         if close < 0:
             raise self.error("a ' is never closed")
@@ -158,7 +162,7 @@ class Scanner:
         self._as_it_stands(builder, start, close)
         self.position = close + 1
 
-    def _double_quotes(self, builder: _Builder) -> None:
+    def _double_quotes(self, builder: Builder) -> None:
         self.deeper()
         line = self.line()
         self.position += 1
@@ -172,7 +176,7 @@ class Scanner:
         self.position += 1
         self.depth -= 1
 
-    def _backticks(self, builder: _Builder, quoted: bool) -> None:
+    def _backticks(self, builder: Builder, quoted: bool) -> None:
         line, start = self.line(), self.position
         close = start + 1
         while close < self.end and self.text[close] != "`":
@@ -182,12 +186,15 @@ class Scanner:
         self.position = close + 1
         self._substitution(builder, start, line, quoted)
 
-    def _substitution(self, builder: _Builder, start: int, line: int, quoted: bool) -> None:
-        raw = " ".join(self.source.raw(start, self.position)[:200].split())
-        piece = Piece(None, raw, line, f"{raw} is only known at run time")
-        builder.append(Unknown(piece, quoted))
+    def _substitution(self, builder: Builder, start: int, line: int, quoted: bool) -> None:
+        builder.append(Unknown(self._hidden(start, line), quoted))
 
-    def _dollar(self, builder: _Builder, quoted: bool) -> None:
+    def _hidden(self, start: int, line: int) -> Piece:
+        """What stands for the output of the substitution that ends here."""
+        raw = " ".join(self.source.raw(start, min(self.position, start + 200)).split())
+        return Piece(None, raw, line, f"{raw} is only known at run time")
+
+    def _dollar(self, builder: Builder, quoted: bool) -> None:
         line, start = self.line(), self.position
         following = self.text[start + 1 : min(start + 2, self.end)]
         name = _SHORT_NAME.match(self.text, start + 1, self.end)
@@ -210,7 +217,7 @@ class Scanner:
             builder.add("$", line, quoted)
             self.position += 1
 
-    def _ansi_quotes(self, builder: _Builder) -> None:
+    def _ansi_quotes(self, builder: Builder) -> None:
         line = self.line()
         close = self.position + 2
         parts: list[str] = []
@@ -236,7 +243,7 @@ class Scanner:
         builder.append(Literal("".join(parts), line, True))
         self.position = close + 1
 
-    def _parentheses(self, builder: _Builder, quoted: bool) -> None:
+    def _parentheses(self, builder: Builder, quoted: bool) -> None:
         line, start = self.line(), self.position
         stop = self._closed(start + 1)
         if self.text.startswith("$((", start) and self.text[stop - 2 : stop] == "))":
@@ -283,7 +290,7 @@ class Scanner:
         self.position = min(max(self.position, 0), self.end)
         raise self.error("a ( is never closed", line)
 
-    def _braces(self, builder: _Builder, quoted: bool) -> None:
+    def _braces(self, builder: Builder, quoted: bool) -> None:
         self.deeper()
         line, start = self.line(), self.position
         self.position += 2
@@ -338,6 +345,6 @@ class Scanner:
         return operator, tuple(arguments)
 
     def _argument(self, ends: str, quoted: bool) -> Segments:
-        builder = _Builder()
+        builder = Builder()
         self._parts(builder, ends, quoted=quoted)
         return tuple(builder.segments)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 from overlapkit.megatron_lm.shell.scanner import METACHARACTERS, Scanner
-from overlapkit.megatron_lm.shell.text import Piece, Source
+from overlapkit.megatron_lm.shell.text import MAX_PIECES, Piece, Source
 from overlapkit.megatron_lm.shell.tree import (
     Assignment,
     Conditional,
-    Literal,
     Redirect,
     Segments,
     ShellWord,
@@ -52,7 +51,7 @@ class SimpleParser(Scanner):
             self._blanks()
             if self.position >= self.end or self.text[self.position] not in characters:
                 return
-            if self.text.startswith(";;", self.position) or _REDIRECT.match(self.text, self.position):
+            if self.text.startswith((";;", ";&"), self.position) or _REDIRECT.match(self.text, self.position):
                 return
             newline = self.text[self.position] == "\n"
             self.position += 1
@@ -106,7 +105,7 @@ class SimpleParser(Scanner):
             return None
         self.position = found.end()
         self._blanks()
-        target = self.word()
+        target = self._argument_word()
         if not target.raw:
             raise self.error(f"nothing stands behind {found.group(1)}")
         redirect = Redirect(found.group(1), target)
@@ -133,6 +132,7 @@ class SimpleParser(Scanner):
                 words.append(assignment)
             else:
                 words.append(self._argument_word())
+            self.limit(len(words) + len(assignments) + len(redirects), MAX_PIECES, "words in a command", line)
             end = self.position
         if self.peek() == "(":
             raise self.error("a ( stands where no command begins; quote it")
@@ -201,6 +201,7 @@ class SimpleParser(Scanner):
                 else:
                     self.position, key = start, None
             elements.append((key, self.word()))
+            self.limit(len(elements), MAX_PIECES, "elements in an array", line)
 
     # Conditions
 
@@ -227,12 +228,20 @@ class SimpleParser(Scanner):
                 tokens.append(word)
 
     def _regular_expression(self) -> ShellWord:
-        """Kept as text: nothing is matched against it."""
-        start, line = self.position, self.line()
-        while self.position < self.end and self.text[self.position] not in " \t\n":
-            if self.text[self.position] == "(":
-                self._closed(self.position)
-            else:
+        """Up to the next blank: parentheses and bars are part of it."""
+        start, line, quote = self.position, self.line(), ""
+        while self.position < self.end and (quote or self.text[self.position] not in " \t\n"):
+            character = self.text[self.position]
+            if character == "\\" and quote != "'":
                 self.position += 1
-        raw = self.text[start : self.position]
-        return ShellWord((Literal(raw, line, True),), raw, line)
+            elif character == "(" and not quote:
+                self._closed(self.position)
+                continue
+            elif character in "'\"" and quote in ("", character):
+                quote = "" if quote else character
+            self.position += 1
+        self.position = min(self.position, self.end)
+        raw = self.source.raw(start, self.position)[:200]
+        if re.search(r"\\[\w<>]", raw):  # extensions of one library: \w, \b, \1
+            return ShellWord((Unknown(Piece(None, raw, line, f"{raw} is not tried"), True),), raw, line)
+        return Scanner(self.source, start, self.position, self.depth).word("")

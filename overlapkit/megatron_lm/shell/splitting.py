@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 from overlapkit.megatron_lm.shell.text import Piece, Text, as_value
 from overlapkit.megatron_lm.shell.tree import (
@@ -19,58 +20,70 @@ from overlapkit.megatron_lm.shell.tree import (
     Unknown,
 )
 
-_BRACES = re.compile(r"([^{}]*)\{([^{}\s]*,[^{}\s]*|-?\d{1,6}\.\.-?\d{1,6})\}([^{}]*)")
-_MAX_BRACES = 1_000
+BLANKS = " \t\n"
 
 # A word on its way: pieces, and None where one element of a list ends and the next begins.
 Items = list[Piece | None]
 
 
-def split(items: Items) -> list[Text]:
+def split(items: Items, ifs: str = BLANKS) -> list[Text]:
+    """The fields of one word; ``ifs`` holds the characters that divide them."""
+    delimiter = _delimiter(ifs)
     fields: list[Text] = []
     current: list[Piece] = []
+    blank = False  # whether blanks have just ended a field: another divider behind them is the same one
     for item in items:
         if item is None:
             fields.append(tuple(current))
-            current = []
+            current, blank = [], True
         elif not item.expanded or item.text is None:
             if item.text != "" or item.quoted:
                 current.append(item)
+                blank = False
+        elif delimiter is None:
+            current += [item] if item.text else []
         else:
-            parts = re.split(r"([ \t\n]+)", item.text)
-            for part in parts:
-                if part.strip(" \t\n"):
-                    whole = part == item.text
-                    current.append(item if whole else replace(item, text=part, written=part))
-                elif part and current:
-                    fields.append(tuple(current))
-                    current = []
+            for number, part in enumerate(delimiter.split(item.text)):
+                if number % 2 == 0:
+                    if part:
+                        current.append(item if part == item.text else replace(item, text=part, written=part))
+                        blank = False
+                elif current or (part.strip(BLANKS) and not blank):
+                    fields.append(tuple(current) or (Piece("", "", item.line, quoted=True),))
+                    current, blank = [], not part.strip(BLANKS)
+                else:
+                    blank = blank and not part.strip(BLANKS)
     fields.append(tuple(current))
     return [field for field in fields if field]
 
 
-def braces(word: ShellWord) -> list[ShellWord]:
-    """``{a,b}`` and ``{1..4}`` in a word that is otherwise plain."""
-    if len(word.segments) != 1 or "{" not in word.raw:
-        return [word]
-    segment = word.segments[0]
-    found = _BRACES.fullmatch(segment.text) if isinstance(segment, Literal) and not segment.quoted else None
-    if not found:
-        return [word]
-    before, inside, after = found.groups()
-    if "," in inside:
-        parts = inside.split(",")
-    else:
-        first, last = map(int, inside.split(".."))
-        parts = [
-            str(number) for number in range(first, last + (1 if last >= first else -1), 1 if last >= first else -1)
-        ]
-    if len(parts) > _MAX_BRACES:
-        return [word]
-    return [
-        ShellWord((Literal(before + part + after, word.line, False),), before + part + after, word.line)
-        for part in parts
-    ]
+def cut(text: str, ifs: str, most: int | None = None) -> list[str]:
+    """Text as `read` divides it: into fields, the last of ``most`` of which takes what is left."""
+    delimiter = _delimiter(ifs)
+    blanks = "".join(character for character in ifs if character in BLANKS)
+    text = text.strip(blanks)
+    if not text or delimiter is None:
+        return [text] if text else []
+    found: list[str] = []
+    start = 0
+    while start < len(text):
+        if most is not None and len(found) == most - 1:
+            rest = cut(text[start:], ifs)
+            return [*found, rest[0] if len(rest) == 1 else text[start:]]
+        match = delimiter.search(text, start)
+        found.append(text[start : match.start() if match else len(text)])
+        start = match.end() if match else len(text)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _delimiter(ifs: str) -> re.Pattern[str] | None:
+    """One divider: blanks of ``ifs``, or one other character of it with the blanks around it."""
+    blanks = "".join(re.escape(character) for character in ifs if character in BLANKS)
+    others = "".join(re.escape(character) for character in ifs if character not in BLANKS)
+    around = f"[{blanks}]*" if blanks else ""
+    choices = ([f"{around}[{others}]{around}"] if others else []) + ([f"[{blanks}]+"] if blanks else [])
+    return re.compile(f"({'|'.join(choices)})") if choices else None
 
 
 def as_element(field: Text) -> Text:

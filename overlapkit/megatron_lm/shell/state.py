@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from overlapkit.megatron_lm.shell.outside import Outside
 from overlapkit.megatron_lm.shell.text import MAX_CHARACTERS, MAX_PIECES, Array, Piece, ShellError, Text, Value
 from overlapkit.megatron_lm.shell.tree import Function
 
@@ -36,6 +37,15 @@ class Branch:
 Path = Mapping[Branch, frozenset[bool]]
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What `declare` makes of a variable: ``-A``, ``-i``, ``-u``, ``-l``, or ``-n``, where ``target`` is the name it
+    stands for; empty where nobody knows."""
+
+    letter: str
+    target: str = ""
+
+
 @dataclass(slots=True)
 class Call:
     """What a function gives back when it returns."""
@@ -44,6 +54,21 @@ class Call:
     shifted: int
     fixed: frozenset[str]
     saved: dict[str, Value | None]
+    kinds: dict[str, Kind] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A script that the script writes, with what it would see where it is run; ``line`` is that of the command."""
+
+    text: Text
+    environment: Mapping[str, Text]
+    line: int
+    place: tuple[str, ...]
+    around: tuple[int, ...]
+
+    def key(self) -> object:
+        return (self.line, text_key(self.text), tuple((name, text_key(of)) for name, of in self.environment.items()))
 
 
 @dataclass(slots=True, eq=False)
@@ -57,17 +82,21 @@ class State:
 
     variables: dict[str, Value] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
+    kinds: dict[str, Kind] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
     positional: tuple[Text, ...] | None = None
     shifted: int = 0
     given: Mapping[str, str] = field(default_factory=dict)
+    outside: Outside = field(default_factory=Outside)
     calls: list[Call] = field(default_factory=list)
     fixed: set[str] = field(default_factory=set)
     facts: dict[str, bool] = field(default_factory=dict)
     hidden: dict[str, str] = field(default_factory=dict)
+    files: Mapping[str, Written] = field(default_factory=dict)
     path: dict[Branch, frozenset[bool]] = field(default_factory=dict)
     departed: frozenset[int] = frozenset()  # chains in which it leaves the way taken
     flow: str | None = None
+    status: bool | None = True  # whether the last command succeeded; None where only a run could tell
     exports_all: bool = False
     capped: bool = False  # further branches follow the way taken
     notes: tuple[str, ...] = ()
@@ -82,8 +111,9 @@ class State:
             self,
             variables=dict(self.variables),
             exported=set(self.exported),
+            kinds=dict(self.kinds),
             functions=dict(self.functions),
-            calls=[Call(call.positional, call.shifted, call.fixed, dict(call.saved)) for call in self.calls],
+            calls=[replace(call, saved=dict(call.saved)) for call in self.calls],
             fixed=set(self.fixed),
             facts=dict(self.facts),
             path=dict(self.path),
@@ -93,8 +123,26 @@ class State:
         if text not in self.notes:
             self.notes = (*self.notes, text)
 
+    def target(self, name: str) -> str:
+        """The variable that a name stands for: its own, unless `declare -n` says another."""
+        for _ in range(8):
+            kind = self.kinds.get(name)
+            if kind is None or kind.letter != "n":
+                break
+            name = kind.target
+        return name
+
+    def drop(self, name: str, line: int) -> None:
+        """`unset`."""
+        self.outside.is_set(name, self.variables.pop(name, None), line)
+        self.kinds.pop(name, None)
+        self.exported.discard(name)
+        self.fixed.discard(name)
+
     def set(self, name: str, value: Value, line: int) -> None:
+        name = self.target(name)
         check_size(name, value, line)
+        self.outside.is_set(name, self.variables.get(name), line)
         self.variables[name] = value
         if self.exports_all:
             self.exported.add(name)
@@ -146,11 +194,14 @@ def merge_paths(one: Path, other: Path) -> dict[Branch, frozenset[bool]]:
     return merged
 
 
-def merged(states: list[State], is_live: Mapping[str, bool]) -> list[State]:
-    """States that differ in nothing that still counts become one; the one taken stays in front."""
+def merged(states: list[State], is_live: Mapping[str, bool], *, asked: bool) -> list[State]:
+    """States that differ in nothing that still counts become one; the one taken stays in front.
+
+    ``asked``: whether the last command succeeded counts too.
+    """
     found: dict[object, State] = {}
     for state in states:
-        key = _key(state, is_live)
+        key = (_key(state, is_live), state.status if asked or state.flow else None)
         earlier = found.get(key)
         if earlier is None:
             found[key] = state
@@ -160,6 +211,7 @@ def merged(states: list[State], is_live: Mapping[str, bool]) -> list[State]:
         kept.departed &= dropped.departed if not kept.taken else frozenset()
         kept.facts = {text: holds for text, holds in kept.facts.items() if dropped.facts.get(text) == holds}
         kept.fixed &= dropped.fixed
+        kept.status = kept.status if kept.status == dropped.status else None
         kept.notes = tuple(dict.fromkeys((*kept.notes, *dropped.notes)))
         found[key] = kept
     return list(found.values())
@@ -173,7 +225,9 @@ def _key(state: State, is_live: Mapping[str, bool]) -> object:
         tuple(sorted(state.given.items())),
         None if state.positional is None else tuple(map(text_key, state.positional)),
         frozenset(state.exported),
+        frozenset(state.kinds.items()),
         frozenset((name, id(function)) for name, function in state.functions.items()),
+        frozenset((name, file.key()) for name, file in state.files.items()),
         tuple(tuple((name, value and value_key(value)) for name, value in call.saved.items()) for call in state.calls),
         frozenset(
             (name, value_key(value))

@@ -59,19 +59,22 @@ class Array:
         return next((value for name, value in self.items if name == key), None)
 
     def with_item(self, key: str, value: Text) -> Array:
-        items = dict(self.items)
-        items[key] = value
-        return Array(tuple(items.items()))
+        return self.extended([(key, value)])
 
     def extended(self, values: Iterable[tuple[str | None, Text]]) -> Array:
-        """With further elements; those without a key follow the highest index."""
+        """With further elements; those without a key follow the one before them."""
         items = dict(self.items)
         following = max((int(key) for key in items if key.isdecimal()), default=-1) + 1
         for key, value in values:
-            if key is None:
-                key, following = str(following), following + 1
+            key = str(following) if key is None else key
+            following = int(key) + 1 if key.isdecimal() else following
             items[key] = value
+        if len(items) > len(self.items) and all(map(str.isdecimal, items)):  # elements stand by their index
+            return Array(tuple(sorted(items.items(), key=lambda item: int(item[0]))))
         return Array(tuple(items.items()))
+
+    def without(self, key: str) -> Array:
+        return Array(tuple(item for item in self.items if item[0] != key))
 
 
 Value = Text | Array

@@ -45,6 +45,13 @@ class Unknown:
     quoted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Substitution(Unknown):
+    """A command substitution whose output may follow from its text alone."""
+
+    command: Simple
+
+
 Segment = Literal | Parameter | Arithmetic | Unknown
 Segments = tuple[Segment, ...]
 
@@ -162,7 +169,10 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class CountingFor:
-    names: tuple[str, ...]
+    """``header`` is what `((…; …; …))` does at first, asks, and does behind every round; ``raw`` all of it."""
+
+    header: tuple[tuple[ArithmeticCommand, ...], ...]
+    raw: str
     body: Body
     line: int
     start: int
