@@ -120,7 +120,8 @@ def _check_recipe(path: str, overrides: Sequence[str]) -> Checked:
 def _check_script(path: str, overrides: Sequence[str], load: LoadOutcomes) -> Checked:
     """Every outcome of a launch script; of those that cannot be used the first is told."""
     try:
-        loaded = tuple(load(path, overrides))
+        # One against the script's own values is for `resolve` to tell: here it would be a false alarm.
+        loaded = tuple(outcome for outcome in load(path, overrides) if not outcome.contrary)
     except RecipeError as error:
         return Checked(path=path, error=error)
     outcomes: list[ResolvedOutcome] = []

@@ -131,7 +131,8 @@ def resolve_command(
             print_outcomes(outcomes, stream)
         else:
             write_form(outcomes, output.value, write_to, stream)
-    raise typer.Exit(max(_exit_code(outcome.plan, fail_on) for outcome in outcomes))
+    # An outcome against the script's own values is told, and fails nothing.
+    raise typer.Exit(max(_exit_code(outcome.plan, fail_on) for outcome in outcomes if not outcome.contrary))
 
 
 def _exit_code(plan: Any, fail_on: FailOn) -> int:

@@ -20,6 +20,7 @@ class ResolvedOutcome:
 
     when: tuple[str, ...] = ()
     taken: bool = True
+    contrary: bool = False
     notes: tuple[str, ...] = ()
     recipe: Recipe
     plan: Plan
@@ -58,6 +59,7 @@ def resolved(outcome: Outcome | Recipe) -> ResolvedOutcome:
     return ResolvedOutcome(
         when=outcome.when,
         taken=outcome.taken,
+        contrary=outcome.contrary,
         notes=outcome.notes,
         recipe=outcome.recipe,
         plan=plan,

@@ -84,7 +84,14 @@ def _outcome(launch: Launch, core: str, source: str, overrides: Sequence[str]) -
     )
     notes = (*launch.notes, *arguments.notes, *notes, *strange)
     understood, _ = apply_overrides(mapping, overrides)
-    return Outcome(when=launch.when, taken=launch.taken, notes=notes, recipe=recipe, mapping=understood)
+    return Outcome(
+        when=launch.when,
+        taken=launch.taken,
+        contrary=launch.contrary,
+        notes=notes,
+        recipe=recipe,
+        mapping=understood,
+    )
 
 
 def _read(launch: Launch, core: str, source: str) -> Arguments:

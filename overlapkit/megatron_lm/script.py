@@ -117,6 +117,7 @@ def _from_variables(state: State, walk: Interpreter) -> Record | None:
         path=state.path,
         around=frozenset(),
         taken=state.taken,
+        contrary=bool(state.contrary),
         likelihood=1,
         launcher=(*walk.launcher, *(to_word(field, 1) for field in launcher)),
         arguments=words,

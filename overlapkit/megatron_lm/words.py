@@ -26,6 +26,7 @@ class Launch:
 
     ``when`` names the branches that lead here, in the order of the script, for example
     ``line 12: [ $TP -gt 1 ] holds``. ``taken`` is whether the script takes them all as it is written.
+    ``contrary``: a branch goes against what the script's own values say, so that only another script would go there.
     ``arguments`` are the words after the training program, ``launcher`` those before it (torchrun and its options).
     ``exports`` is the environment of the process, None where the file is a list of arguments and says nothing of it.
     ``notes`` are the places where flags may hide that nobody could see, one line each.
@@ -37,4 +38,5 @@ class Launch:
     exports: Mapping[str, Word] | None = None
     when: tuple[str, ...] = ()
     taken: bool = True
+    contrary: bool = False
     notes: tuple[str, ...] = field(default=())

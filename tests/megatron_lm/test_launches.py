@@ -149,3 +149,19 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
     refused = run(str(recipe), "--format", "megatron-lm", "--output", str(tmp_path / "flags.txt"))
     assert isinstance(refused.exception, RecipeError)
     assert (tmp_path / "flags.userbuffers.yaml").read_text() == "mine: {}\n"
+
+
+def test_an_outcome_against_the_scripts_own_values_is_told_and_fails_nothing(tmp_path: Path) -> None:
+    """TP is 8, so that sequence parallelism is on; that it would be missed at TP 1 is no error of this script."""
+    launch = tmp_path / "train.sh"
+    launch.write_text(
+        'export CUDA_DEVICE_MAX_CONNECTIONS=1\nTP=8\nARGS="--tp-comm-overlap"\n'
+        'if [ "$TP" -gt 1 ]; then ARGS+=" --sequence-parallel"; fi\n'
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --bf16 --num-layers 2 --hidden-size 1024 --num-attention-heads 8"
+        " --seq-length 1024 --micro-batch-size 1 --global-batch-size 8 --tensor-model-parallel-size $TP $ARGS\n"
+    )
+    shown = run("--megatron-lm-args", str(launch), "cluster.gpu=h800")
+    assert shown.exit_code == 0
+    assert "does not hold" in shown.stdout and "TP002" in shown.stdout
+    checked = CliRunner().invoke(app, ["check", str(launch), "cluster.gpu=h800"])
+    assert (checked.exit_code, "TP002" in checked.stdout) == (0, False)

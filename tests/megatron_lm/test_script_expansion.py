@@ -69,6 +69,7 @@ class TestEnvironment:
             (f"export A=1\nenv - {TRAIN}", {}),
             (f"docker run -eA=1 -e B=$(nproc) --env=C=$(nproc) image {TRAIN}", {"A": "1", "B": None, "C": None}),
             (f"export A=1\ndocker run -ite A image {TRAIN}", {"A": "1"}),
+            (f"docker run -e A=1 image exec {TRAIN}", {"A": "1"}),
             (
                 f"export A=1\nsingularity exec --nv --env B=1,C=2 --env=D=3 x.sif {TRAIN}",
                 {"A": "1", "B": "1", "C": "2", "D": "3"},

@@ -180,6 +180,7 @@ class Builtins(Launching):
         value = state.variables.get(name)
         if not isinstance(value, Array):
             return
+        self.charge(len(value.items) // 2)
         if value.get(key) is None and not key.isdecimal() and state.kinds.get(name) != Kind("A"):
             index = self.expansion(state).evaluated((Piece(key, key, self.line),), key, self.line).text
             if index is None:

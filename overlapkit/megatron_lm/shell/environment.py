@@ -109,6 +109,9 @@ def option(wrapper: str, fields: Sequence[Text], index: int) -> Option:
     if wrapper == "sudo":
         return _sudo(field, head)
     if wrapper in CONTAINERS:
+        if head in ("run", "exec"):
+            begins = not any(known(before) in ("run", "exec") for before in fields[:index])
+            return Option(changes=(Change("clear"),) if begins else ())
         return _container(field, head, following)
     if wrapper in APPTAINER:
         return _apptainer(field, head, following)
@@ -142,8 +145,6 @@ def _sudo(field: Text, head: str) -> Option:
 
 
 def _container(field: Text, head: str, following: Text) -> Option:
-    if head in ("run", "exec"):
-        return Option(changes=(Change("clear"),))
     if head in ("-e", "--env") or re.fullmatch(r"-[itd]+e", head):
         return replace(_variable(following), used=2)
     for prefix in ("--env=", "-e="):

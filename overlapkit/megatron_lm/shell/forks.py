@@ -76,7 +76,10 @@ class Forks(Builtins):
                 way.path[branch] = frozenset({outcome})
                 way.facts[fact] = outcome
                 way.departed |= frozenset() if outcome == takes else {branch.chain}
-                _settle(way, verdict.if_true if outcome else verdict.if_false, branch.line)
+                settles = verdict.if_true if outcome else verdict.if_false
+                if outcome != takes and verdict.value is not None and not settles:
+                    way.contrary |= {branch.chain}
+                _settle(way, settles, branch.line)
                 outcomes[outcome].append(way)
         return outcomes[True], outcomes[False]
 

@@ -41,6 +41,7 @@ class Record:
     path: dict[Branch, frozenset[bool]]
     around: frozenset[int]
     taken: bool
+    contrary: bool
     likelihood: int
     launcher: tuple[Word, ...]
     arguments: tuple[Word, ...]
@@ -227,6 +228,7 @@ class Launching:
                 path=dict(state.path),
                 around=frozenset(self.enclosing),
                 taken=state.taken,
+                contrary=bool(state.contrary),
                 likelihood=sure,
                 launcher=(*self.launcher, *self._words(fields[: found.program], line)),
                 arguments=arguments,
@@ -240,8 +242,9 @@ class Launching:
         """An unknown where a flag may stand is a note; one behind a flag that takes a value is that value."""
         words: list[Word] = []
         notes: list[str] = []
+        flag, given = "", 0  # the last flag, and how many words have stood behind it
         for field in fields:
-            if _may_hold_flags(field, words):
+            if _may_hold_flags(field, flag, given):
                 if field[0].absent and self._is_set_elsewhere(field[0], state):
                     continue  # empty on this way through the script
                 reason = why_unknown(field)
@@ -249,6 +252,8 @@ class Launching:
                 notes.append(f"line {field[0].line}: {shown} may hold flags that are not read: {reason}")
             else:
                 words.append(to_word(field, field[0].line if field else self.line))
+                is_flag = (words[-1].text or "").startswith("--")
+                flag, given = (words[-1].text or "", 0) if is_flag else (flag, given + 1)
                 if (text := known(field)) and text[-1] in " \t" and (text.isspace() or _FLAG.match(text)):
                     line = field[0].line
                     notes.append(f"line {line}: a blank stands behind the \\, so that the line is not continued")
@@ -260,24 +265,19 @@ class Launching:
         return name in self.assigned and (state is None or name not in state.variables)
 
 
-def _may_hold_flags(field: Text, before: list[Word]) -> bool:
-    """Whether an unknown argument stands where a flag could, for all that is known of the flag before it."""
+def _may_hold_flags(field: Text, flag: str, given: int) -> bool:
+    """Whether an argument is unknown and stands where a flag could: behind ``given`` words after ``flag``."""
     if known(field) is not None or _NAMED_VALUE.match(field[0].text or ""):
         return False
     if (field[0].text or "").startswith("--"):
         return True
     is_list = may_be_several(field) and _LIST_NAME.search(written(field)) is not None
-    given = next((number for number, word in enumerate(reversed(before)) if _is_flag(word)), None)
-    if is_list or given is None:
+    if is_list or not flag:
         return True
-    takes = _values_of(before[-1 - given].text or "")
+    takes = _values_of(flag)
     if isinstance(takes, int):
         return given >= takes
     return given > 0 and may_be_several(field)
-
-
-def _is_flag(word: Word) -> bool:
-    return word.text is not None and word.text.startswith("--")
 
 
 def _values_of(flag: str) -> int | str:

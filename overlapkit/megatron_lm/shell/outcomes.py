@@ -52,7 +52,8 @@ def _add(site: list[tuple[Record, Path]], record: Record) -> None:
         if _key(other) == key:
             first = record if record.taken and not other.taken else other
             all_notes = tuple(dict.fromkeys((*other.notes, *record.notes)))
-            site[number] = (replace(first, notes=all_notes), merge_paths(path, record.path))
+            contrary = other.contrary and record.contrary
+            site[number] = (replace(first, notes=all_notes, contrary=contrary), merge_paths(path, record.path))
             return
     site.append((record, dict(record.path)))
 
@@ -116,6 +117,7 @@ def _launch(record: Record, path: Path, calls: bool, notes: Sequence[str]) -> La
         exports=record.exports,
         when=tuple(dict.fromkeys(text for _, text in sorted(lines, key=lambda entry: entry[0]))),
         taken=record.taken,
+        contrary=record.contrary,
         notes=tuple(dict.fromkeys((*record.notes, *notes))),
     )
 

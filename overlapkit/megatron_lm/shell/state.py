@@ -95,6 +95,7 @@ class State:
     files: Mapping[str, Written] = field(default_factory=dict)
     path: dict[Branch, frozenset[bool]] = field(default_factory=dict)
     departed: frozenset[int] = frozenset()  # chains in which it leaves the way taken
+    contrary: frozenset[int] = frozenset()  # those of them in which its own values say otherwise
     flow: str | None = None
     status: bool | None = True  # whether the last command succeeded; None where only a run could tell
     exports_all: bool = False
@@ -209,6 +210,7 @@ def merged(states: list[State], is_live: Mapping[str, bool], *, asked: bool) -> 
         kept, dropped = (state, earlier) if state.taken and not earlier.taken else (earlier, state)
         kept.path = merge_paths(kept.path, dropped.path)
         kept.departed &= dropped.departed if not kept.taken else frozenset()
+        kept.contrary &= dropped.contrary & kept.departed
         kept.facts = {text: holds for text, holds in kept.facts.items() if dropped.facts.get(text) == holds}
         kept.fixed &= dropped.fixed
         kept.status = kept.status if kept.status == dropped.status else None
