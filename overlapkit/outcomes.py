@@ -27,10 +27,11 @@ class ResolvedOutcome:
     mapping: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """``when``, ``taken``, ``notes`` and the plan as plain values."""
+        """``when``, ``taken``, ``contrary``, ``notes`` and the plan as plain values."""
         return {
             "when": list(self.when),
             "taken": self.taken,
+            "contrary": self.contrary,
             "notes": list(self.notes),
             "plan": self.plan.to_dict(),
         }

@@ -23,8 +23,8 @@ _JUDGED = frozenset({"CUDA_DEVICE_MAX_CONNECTIONS", "UB_SKIPMC", "PYTORCH_CUDA_A
 def load_launches(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Outcome, ...]:
     """The recipes that a launch script, a list of arguments or Megatron-LM's YAML of MODEL_ARGS says; taken first.
 
-    Nothing in the file is executed. Overrides are ``section.key=value``; ``NAME=value`` gives a shell variable that the
-    file does not set, ``1=value`` a positional parameter.
+    Nothing in the file is executed. Overrides are ``section.key=value``; ``NAME=value`` gives a shell variable, as
+    exported, where the file sets none or one that only a run could tell; ``1=value`` a positional parameter.
 
     Raises:
         RecipeError: the file cannot be read, or says something that only a run could tell and no override gives.
@@ -72,7 +72,9 @@ def _outcome(launch: Launch, core: str, source: str, overrides: Sequence[str]) -
     unknown = _unknown(arguments, exports or {}, recipe)
     if unknown:
         raise _asks_for(unknown, source)
-    stray = next((word for word in arguments.strangers if word.text and not word.text.startswith("-")), None)
+    # A word of blanks is what `\\ ` at the end of a line leaves, which a note tells.
+    left = (word for word in arguments.strangers if word.text and word.text.strip())
+    stray = next((word for word in left if not (word.text or "").startswith("-")), None)
     if stray is not None:
         problem = f"{shown(stray.text)} belongs to no flag, and Megatron-LM refuses what is left over"
         hint = "a flag that takes no value is on where it stands; leave its value out"
