@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from overlapkit.errors import RecipeError, printable, shown
+from overlapkit.errors import RecipeError, nearest, printable, shown
 from overlapkit.megatron_lm.arguments import Arguments, read_arguments, recipe_of
+from overlapkit.megatron_lm.flags import flags_of
 from overlapkit.megatron_lm.launcher import cluster_of
 from overlapkit.megatron_lm.outcome import Outcome
 from overlapkit.megatron_lm.variables import split_variables
@@ -15,6 +16,7 @@ from overlapkit.megatron_lm.words import Launch, Word
 from overlapkit.recipe import Recipe, recipe_from_mapping
 from overlapkit.recipe.overrides import apply_overrides
 from overlapkit.recipe.place import COMMAND_LINE
+from overlapkit.versions import parse_version
 
 # What the environment's own rules look at, so that a value has to be known.
 _JUDGED = frozenset({"CUDA_DEVICE_MAX_CONNECTIONS", "UB_SKIPMC", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_ALGO"})
@@ -81,6 +83,7 @@ def _outcome(launch: Launch, core: str, source: str, overrides: Sequence[str]) -
         raise RecipeError(problem, source=source, line=stray.line, hint=hint)
     strange = tuple(
         f"line {word.line}: Megatron-LM with core {core} has no {printable(word.text)}, and refuses what it has not"
+        f"{_meant(word.text, core)}"
         for word in arguments.strangers
         if word.text and word.text.startswith("-")
     )
@@ -94,6 +97,11 @@ def _outcome(launch: Launch, core: str, source: str, overrides: Sequence[str]) -
         recipe=recipe,
         mapping=understood,
     )
+
+
+def _meant(flag: str, core: str) -> str:
+    near = nearest(flag, flags_of(parse_version(core), doubtful=True))
+    return f"; did you mean {near}?" if near else ""
 
 
 def _read(launch: Launch, core: str, source: str) -> Arguments:

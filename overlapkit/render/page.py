@@ -50,10 +50,12 @@ def _range(name: str, versions: VersionRange) -> str:
 
 
 def to_dict(rule: Rule) -> dict[str, Any]:
+    parts = page_parts(rule)
     return {
         "code": rule.code,
         "summary": rule.summary,
-        **page_parts(rule),
+        **parts,
+        "what": parts["what"] or rule.summary,  # of a short rule the title says it all
         "applies_to": applies_to(rule),
         "source": rule.source,
     }

@@ -165,3 +165,17 @@ def test_an_outcome_against_the_scripts_own_values_is_told_and_fails_nothing(tmp
     assert "does not hold" in shown.stdout and "TP002" in shown.stdout
     checked = CliRunner().invoke(app, ["check", str(launch), "cluster.gpu=h800"])
     assert (checked.exit_code, "TP002" in checked.stdout) == (0, False)
+
+
+def test_a_flag_that_no_parser_has_is_noted_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    launch = tmp_path / "train.sh"
+    launch.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --bf16 --num-layers 2 --overlap-grad-reduc\n")
+    (only,) = resolve_launch(launch, ["cluster.gpu=h800"])
+    assert any(note.endswith("did you mean --overlap-grad-reduce?") for note in only.notes)
+
+
+def test_a_value_behind_a_flag_that_takes_none_is_refused(tmp_path: Path) -> None:
+    launch = tmp_path / "train.sh"
+    launch.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --sequence-parallel true\n")
+    with pytest.raises(RecipeError, match="'true' belongs to no flag"):
+        resolve_launch(launch, ["cluster.gpu=h800"])
