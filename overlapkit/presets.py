@@ -95,7 +95,8 @@ def load_preset(name: str) -> Preset:
     """
     if name not in _names():
         near = nearest(name, _names())
-        raise RecipeError(f"{shown(name)} is not a preset", hint=f"did you mean {near}?" if near else "overlapkit presets list names them")
+        hint = f"did you mean {near}?" if near else "overlapkit presets list names them"
+        raise RecipeError(f"{shown(name)} is not a preset", hint=hint)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return Preset(**yaml.load(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), Loader=loader))
 

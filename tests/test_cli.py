@@ -184,7 +184,7 @@ def test_errors_are_the_default(recipes: dict[str, str]) -> None:
             ["explain", "TP002", "--all"],
             "overlapkit: explain: give a code or --all; for example: overlapkit explain TP002\n",
         ),
-        (["presets", "show", "x"], "overlapkit: 'x' is not a preset\n"),
+        (["presets", "show", "x"], "overlapkit: 'x' is not a preset; overlapkit presets list names them\n"),
     ],
 )
 def test_what_is_unusable_exits_with_2_and_one_line(arguments: list[str], line: str) -> None:
