@@ -148,6 +148,8 @@ install() {
     say "could not install into $folder"
     return 2
   fi
+  # An editable install compiles nothing by itself, and never where PYTHONDONTWRITEBYTECODE is set: every start would.
+  quietly "$folder/bin/python" -m compileall -q "$ROOT/overlapkit" || true
   stamp "$@" >"$folder/overlapkit-stamp"
 }
 
