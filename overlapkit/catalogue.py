@@ -34,6 +34,11 @@ class Gpu:
     preset_family: str | None
 
     @property
+    def presets_of(self) -> str:
+        """The GPU whose userbuffers presets it starts from; itself where the table names none."""
+        return self.preset_family or self.name
+
+    @property
     def blackwell_or_newer(self) -> bool:
         return GENERATIONS.index(self.generation) >= GENERATIONS.index("blackwell")
 

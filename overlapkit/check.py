@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlapkit.check_paths import SCRIPT_ENDINGS, YAML_ENDINGS, Found, Selection
+from overlapkit.check_paths import SCRIPT_ENDINGS, Found, Selection
 from overlapkit.errors import RecipeError
 from overlapkit.megatron_lm.outcome import Outcome
 from overlapkit.megatron_lm.variables import split_variables
-from overlapkit.outcomes import ResolvedOutcome, load_outcomes, resolved
+from overlapkit.outcomes import ResolvedOutcome, load_outcomes, resolved, that_count
 from overlapkit.recipe import load_recipe
-from overlapkit.recipe.place import COMMAND_LINE, Place
+from overlapkit.recipe.place import COMMAND_LINE, YAML_ENDINGS, Place
 from overlapkit.recipe.schema import SECTIONS
 from overlapkit.recipe.yaml_source import MAX_BYTES, parse, read_text
 
@@ -69,7 +69,7 @@ def check(selection: Selection, load: LoadOutcomes = load_outcomes) -> Report:
     """
     _, overrides = split_variables(selection.overrides)  # variables are for launch scripts alone
     _check_overrides(overrides)
-    results = [_check_file(found, selection.overrides, load) for found in selection.files]
+    results = [_check_file(found, selection.overrides, overrides, load) for found in selection.files]
     return Report(
         files=tuple(result for result in results if isinstance(result, Checked)),
         passed_over=tuple(result for result in results if isinstance(result, PassedOver)),
@@ -89,8 +89,13 @@ def _check_overrides(overrides: Sequence[str]) -> None:
 # --- one file ------------------------------------------------------------------------------------
 
 
-def _check_file(found: Found, overrides: Sequence[str], load: LoadOutcomes) -> Checked | PassedOver:
-    """The plans of one file or why it cannot be used; of one that was only found, why it is passed over."""
+def _check_file(
+    found: Found, given: Sequence[str], overrides: Sequence[str], load: LoadOutcomes
+) -> Checked | PassedOver:
+    """The plans of one file or why it cannot be used; of one that was only found, why it is passed over.
+
+    ``given`` are the overrides with the variables of launch scripts.
+    """
     path = found.path
     if found.error is not None:
         return Checked(path=path, error=found.error)
@@ -102,8 +107,8 @@ def _check_file(found: Found, overrides: Sequence[str], load: LoadOutcomes) -> C
     if _is_script(path, text):
         if not found.named and not path.endswith(YAML_ENDINGS) and not _LAUNCH.search(text):
             return PassedOver(path=path, why="no training launch")
-        return _check_script(path, overrides, load)
-    checked = _check_recipe(path, split_variables(overrides)[1])
+        return _check_script(path, given, load)
+    checked = _check_recipe(path, overrides)
     if not found.named and not _says_something(checked, text):
         return PassedOver(path=path, why="no section of a recipe")
     return checked
@@ -117,11 +122,10 @@ def _check_recipe(path: str, overrides: Sequence[str]) -> Checked:
         return Checked(path=path, error=error)
 
 
-def _check_script(path: str, overrides: Sequence[str], load: LoadOutcomes) -> Checked:
+def _check_script(path: str, given: Sequence[str], load: LoadOutcomes) -> Checked:
     """Every outcome of a launch script; of those that cannot be used the first is told."""
     try:
-        # One against the script's own values is for `resolve` to tell: here it would be a false alarm.
-        loaded = tuple(outcome for outcome in load(path, overrides) if not outcome.contrary)
+        loaded = that_count(tuple(load(path, given)))
     except RecipeError as error:
         return Checked(path=path, error=error)
     outcomes: list[ResolvedOutcome] = []

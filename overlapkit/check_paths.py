@@ -11,8 +11,8 @@ from glob import has_magic
 from pathlib import Path
 
 from overlapkit.errors import RecipeError, shown
+from overlapkit.recipe.place import YAML_ENDINGS
 
-YAML_ENDINGS = (".yaml", ".yml")
 SCRIPT_ENDINGS = (".sh",)
 _OVERRIDE = re.compile(r"(?:[+~]*[A-Za-z_][\w\-.]*|[1-9]\d?)=")
 

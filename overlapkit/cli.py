@@ -113,8 +113,9 @@ def resolve_command(
 
     Example: overlapkit resolve recipes/llama2_7b_32xh20.yaml model.sequence_parallel=false
     """
-    from overlapkit.outcomes import resolve_launch, resolve_recipe
+    from overlapkit.outcomes import resolve_launch, resolve_recipe, that_count
     from overlapkit.output import opened, save_recipe, write_form
+    from overlapkit.plan import as_grave_as
 
     if megatron_lm_args is not None:  # then the first argument is an override too
         outcomes = resolve_launch(megatron_lm_args, [*([recipe] if recipe else []), *(overrides or [])])
@@ -131,17 +132,9 @@ def resolve_command(
             print_outcomes(outcomes, stream)
         else:
             write_form(outcomes, output.value, write_to, stream)
-    # An outcome against the script's own values is told, and fails nothing.
-    raise typer.Exit(max(_exit_code(outcome.plan, fail_on) for outcome in outcomes if not outcome.contrary))
-
-
-def _exit_code(plan: Any, fail_on: FailOn) -> int:
-    from overlapkit.plan import SEVERITIES
-
-    if fail_on is FailOn.never:
-        return 0
-    grave = SEVERITIES[: SEVERITIES.index(fail_on.value) + 1]
-    return int(any(decision.severity in grave for decision in plan.decisions))
+    grave = as_grave_as(fail_on.value)
+    decisions = (decision for outcome in that_count(outcomes) for decision in outcome.plan.decisions)
+    raise typer.Exit(int(any(decision.severity in grave for decision in decisions)))
 
 
 @app.command("check")

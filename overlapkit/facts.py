@@ -208,7 +208,7 @@ def _wanted(
 ) -> Wanted:
     return Wanted(
         gpu=gpu.name if gpu else None,
-        family=gpu.preset_family or gpu.name if gpu else None,
+        family=gpu.presets_of if gpu else None,
         precision=precision.preset_class,
         hidden_size=recipe.model.hidden_size,
         tensor_model_parallel_size=parallelism.tp,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from overlapkit.check import Checked, Report
 from overlapkit.errors import RecipeError
 from overlapkit.outcomes import ResolvedOutcome
-from overlapkit.plan import SEVERITIES, Decision, Severity, reason
+from overlapkit.plan import Decision, Severity, as_grave_as, reason
 from overlapkit.recipe import Recipe
 from overlapkit.recipe.place import Place, line_of
 
@@ -48,16 +48,11 @@ def findings(checked: Checked, least: Severity = "info") -> list[Finding]:
     return found
 
 
-def as_grave_as(least: str) -> tuple[Severity, ...]:
-    """The severities from error down to ``least``."""
-    return SEVERITIES[: [str(severity) for severity in SEVERITIES].index(least) + 1]
-
-
 def exit_code(report: Report, fail_on: str = "error") -> int:
     """2 when a file cannot be used, 1 at a finding of severity ``fail_on`` or graver, else 0; ``never``: no 1."""
     if any(checked.error is not None for checked in report.files):
         return 2
-    grave = () if fail_on == "never" else as_grave_as(fail_on)
+    grave = as_grave_as(fail_on)
     decisions = (d for checked in report.files for outcome in checked.outcomes for d in outcome.plan.decisions)
     return int(any(decision.severity in grave for decision in decisions))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from overlapkit.errors import RecipeError
 from overlapkit.megatron_lm.outcome import Outcome
@@ -13,18 +13,14 @@ from overlapkit.plan import Plan
 from overlapkit.recipe import Recipe, load_recipe
 from overlapkit.resolver import resolve
 
+AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedOutcome:
-    """An outcome (``megatron_lm/outcome.py``) and its plan."""
+class ResolvedOutcome(Outcome):
+    """An outcome and its plan."""
 
-    when: tuple[str, ...] = ()
-    taken: bool = True
-    contrary: bool = False
-    notes: tuple[str, ...] = ()
-    recipe: Recipe
     plan: Plan
-    mapping: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """``when``, ``taken``, ``contrary``, ``notes`` and the plan as plain values."""
@@ -56,16 +52,16 @@ def resolved(outcome: Outcome | Recipe) -> ResolvedOutcome:
     """
     if isinstance(outcome, Recipe):
         outcome = Outcome(recipe=outcome)
-    plan = resolve(outcome.recipe)
-    return ResolvedOutcome(
-        when=outcome.when,
-        taken=outcome.taken,
-        contrary=outcome.contrary,
-        notes=outcome.notes,
-        recipe=outcome.recipe,
-        plan=plan,
-        mapping=outcome.mapping,
-    )
+    same = {spec.name: getattr(outcome, spec.name) for spec in fields(Outcome)}
+    return ResolvedOutcome(**same, plan=resolve(outcome.recipe))
+
+
+def that_count(outcomes: Sequence[AnyOutcome]) -> Sequence[AnyOutcome]:
+    """Those that a launch can come to: one against the file's own values is told, and fails nothing.
+
+    All of them where the file takes none.
+    """
+    return [outcome for outcome in outcomes if not outcome.contrary] or outcomes
 
 
 def resolve_recipe(path: str | Path, overrides: Sequence[str] = ()) -> tuple[ResolvedOutcome, ...]:

@@ -151,6 +151,12 @@ class Plan:
         }
 
 
+def as_grave_as(least: str) -> tuple[Severity, ...]:
+    """The severities from error down to ``least``; none for ``never``."""
+    names = [str(severity) for severity in SEVERITIES]
+    return () if least == "never" else SEVERITIES[: names.index(least) + 1]
+
+
 def reason(decision: Decision) -> str:
     """Why, and who stops the launch."""
     if decision.raised_by is None:

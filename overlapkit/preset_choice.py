@@ -11,7 +11,7 @@ from overlapkit import presets
 from overlapkit.errors import RecipeError, nearest, shown
 from overlapkit.plan import PresetChoice
 from overlapkit.presets import NO_PRESET, Wanted
-from overlapkit.recipe.place import Place
+from overlapkit.recipe.place import YAML_ENDINGS, Place
 from overlapkit.recipe.sections import AUTO, CommOverlap, Recipe
 from overlapkit.recipe.userbuffers import clean_userbuffers
 
@@ -48,7 +48,7 @@ def choose_userbuffers(
 def _named_or_file(text: str, path: str, recipe: Recipe, wanted: Wanted, place: Place) -> Chosen:
     if text in presets.preset_names():
         return presets.choose_named(text, wanted)
-    if "/" not in text and not text.endswith((".yaml", ".yml")):
+    if "/" not in text and not text.endswith(YAML_ENDINGS):
         near = nearest(text, presets.preset_names())
         hint = f"did you mean {near}?" if near else "`overlapkit presets list` names them; a file ends in .yaml"
         raise place.error(path, f"{shown(text)} is neither a preset nor a file", hint)

@@ -17,6 +17,7 @@ from overlapkit.errors import RecipeError, shown
 from overlapkit.megatron_lm.flags import Flag, flags_of
 from overlapkit.megatron_lm.words import Word
 from overlapkit.pipeline_layout import parse_layout
+from overlapkit.recipe.place import YAML_ENDINGS
 from overlapkit.versions import Version
 
 _KINDS = ("value", "values", "path", "sets", "clears", "given")
@@ -119,7 +120,7 @@ def _gradient_precision(parts: Mapping[str, Found], fields: dict[str, Found]) ->
 def _plain_texts(fields: dict[str, Found]) -> None:
     """Texts that mean more to a recipe than to Megatron-LM, which opens and evaluates what it gets."""
     path = fields.get("model.tp_comm_overlap_cfg")
-    if path is not None and "/" not in path.value and not path.value.endswith((".yaml", ".yml")):
+    if path is not None and "/" not in path.value and not path.value.endswith(YAML_ENDINGS):
         fields["model.tp_comm_overlap_cfg"] = Found(f"./{path.value}", path.word)
     frequency = fields.get("model.moe_layer_freq")
     if frequency is not None and frequency.known:

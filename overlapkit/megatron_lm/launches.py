@@ -15,7 +15,7 @@ from overlapkit.megatron_lm.variables import split_variables
 from overlapkit.megatron_lm.words import Launch, Word
 from overlapkit.recipe import Recipe, recipe_from_mapping
 from overlapkit.recipe.overrides import apply_overrides
-from overlapkit.recipe.place import COMMAND_LINE
+from overlapkit.recipe.place import COMMAND_LINE, YAML_ENDINGS, Place
 from overlapkit.versions import parse_version
 
 # What the environment's own rules look at, so that a value has to be known.
@@ -42,7 +42,7 @@ def load_launches(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Outc
 
 
 def _launches(text: str, source: str, variables: Mapping[str, str]) -> Sequence[Launch]:
-    if source.endswith((".yaml", ".yml")):
+    if source.endswith(YAML_ENDINGS):
         from overlapkit.megatron_lm.args_yaml import read_args_yaml
 
         return [read_args_yaml(text, source, variables)]
@@ -53,7 +53,6 @@ def _launches(text: str, source: str, variables: Mapping[str, str]) -> Sequence[
 
 def _core(overrides: Sequence[str]) -> str:
     """The Megatron-Core that the overrides name, or the one that is assumed."""
-    from overlapkit.recipe.place import Place
     from overlapkit.software import resolve_versions
 
     own = [override for override in overrides if override.startswith("software")]

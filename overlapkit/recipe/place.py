@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from overlapkit.errors import RecipeError
 
 COMMAND_LINE = "command line"
+YAML_ENDINGS = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)

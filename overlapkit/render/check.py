@@ -7,9 +7,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from overlapkit.check import Checked, Report
 from overlapkit.errors import RecipeError, printable
-from overlapkit.findings import UNUSABLE, Finding, as_grave_as, findings, told
+from overlapkit.findings import UNUSABLE, Finding, findings, told
 from overlapkit.outcomes import ResolvedOutcome
-from overlapkit.plan import Severity
+from overlapkit.plan import Severity, as_grave_as
 from overlapkit.render.text import STYLES, grid, print_on
 
 if TYPE_CHECKING:

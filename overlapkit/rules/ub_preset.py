@@ -11,6 +11,7 @@ from typing import Any
 from overlapkit.errors import printable
 from overlapkit.facts import Facts
 from overlapkit.presets import choose_nearest, has_presets
+from overlapkit.recipe.place import YAML_ENDINGS
 from overlapkit.recipe.sections import AUTO
 from overlapkit.rules.changes import home, tp_overlap_works
 from overlapkit.rules.registry import BRIDGE, Finding, State, Verdict, error, info, rule, warning
@@ -42,7 +43,7 @@ def transformer_engine_defaults(f: Facts, s: State) -> Finding:
         because = f"no preset can be chosen without {', '.join(f.wanted.missing)}: Transformer Engine's defaults"
         return info(_CFG, because, value=None, requested=AUTO)
     because = f"no preset fits {_wanted(f)}"
-    if f.gpu is not None and not has_presets(f.gpu.preset_family or f.gpu.name):
+    if f.gpu is not None and not has_presets(f.gpu.presets_of):
         because = f"there are no presets for {f.gpu.name}"
     because = f"{because}: Transformer Engine's defaults, unless you give the path of a file of your own"
     return info(_CFG, because, value=None, requested=AUTO)
@@ -91,7 +92,7 @@ def another_preset(f: Facts) -> str:
 def _another_family(f: Facts) -> bool:
     """Whether the preset's GPU is not the one that presets for this GPU come from."""
     theirs, _ = f.preset.differs.get("gpu", (None, None))
-    return theirs is not None and f.gpu is not None and theirs != (f.gpu.preset_family or f.gpu.name)
+    return theirs is not None and f.gpu is not None and theirs != f.gpu.presets_of
 
 
 def _made_for(differs: Mapping[str, tuple[Any, Any]]) -> str:
@@ -218,7 +219,7 @@ def configuration_has_to_be_a_file(f: Facts, s: State) -> Finding:
         return None
     section = "comm_overlap" if f.megatron_lm and f.written("comm_overlap.tp_comm_overlap_cfg") else "model"
     cfg = f.asked.tp_comm_overlap_cfg if f.megatron_lm else f.recipe.model.tp_comm_overlap_cfg
-    if not (isinstance(cfg, str) or f.megatron_lm) or (isinstance(cfg, str) and cfg.endswith((".yaml", ".yml"))):
+    if not (isinstance(cfg, str) or f.megatron_lm) or (isinstance(cfg, str) and cfg.endswith(YAML_ENDINGS)):
         return None
     subject, name = f"{section}.tp_comm_overlap_cfg", f.preset.name
     fix = f"overlapkit presets show {name} --format yaml > FILE, and give FILE" if name else "give the path of a file"

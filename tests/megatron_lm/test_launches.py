@@ -179,3 +179,16 @@ def test_a_value_behind_a_flag_that_takes_none_is_refused(tmp_path: Path) -> Non
     launch.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --sequence-parallel true\n")
     with pytest.raises(RecipeError, match="'true' belongs to no flag"):
         resolve_launch(launch, ["cluster.gpu=h800"])
+
+
+def test_a_script_that_goes_none_of_its_ways_is_judged_by_all_of_them(tmp_path: Path) -> None:
+    """Its constant says that nothing is launched; the launch that stands there is judged all the same."""
+    launch = tmp_path / "train.sh"
+    launch.write_text(
+        "TRAIN=0\nif [ $TRAIN -gt 0 ]; then\n"
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --bf16 --num-layers 3 --overlap-param-gather\nfi\n"
+    )
+    shown = run("--megatron-lm-args", str(launch), "cluster.gpu=h800")
+    assert (shown.exit_code, "DP008" in shown.stdout) == (1, True)
+    checked = CliRunner().invoke(app, ["check", str(launch), "cluster.gpu=h800"])
+    assert (checked.exit_code, "DP008" in checked.stdout) == (1, True)
