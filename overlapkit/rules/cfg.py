@@ -215,8 +215,7 @@ def versions_assumed(f: Facts, s: State) -> Finding:
     if not names:
         return None
     versions = ", ".join(f"{name} {getattr(f.versions, name)}" for name in names)
-    row = f.versions.row.replace("bridge:", "Megatron-Bridge ")
-    because = f"not named, so as in {row}: {versions}"
+    because = f"not named, so as in {f.versions.row}: {versions}"
     software = f.recipe.software
     alone = software.container is None and software.megatron_bridge is None and software.megatron_core is not None
     container = container_of_core(f.versions.megatron_core) if alone and "transformer_engine" in names else None

@@ -74,11 +74,10 @@ def _layer_problem(f: Facts) -> _Problem | None:
     if f.stages is not None:
         return _layout_problem(f, f.stages)
     model = f.recipe.model
-    if model.num_layers is None:
+    counted = counted_layers(f.recipe)
+    if counted is None or model.num_layers is None:
         return None
-    extra = int(bool(model.account_for_embedding_in_pipeline_split)) + int(
-        bool(model.account_for_loss_in_pipeline_split)
-    )
+    extra = counted - model.num_layers
     if model.num_layers_in_first_pipeline_stage is None and model.num_layers_in_last_pipeline_stage is None:
         return _even_problem(f, model.num_layers, extra)
     problem = _uneven_problem(f, model.num_layers)

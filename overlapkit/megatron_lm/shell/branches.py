@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -42,11 +43,11 @@ class Branches(Forks):
         self.asked: bool | None = None
         self.avoid: bool | None = None
 
-    def body(self, body: Body, states: list[State]) -> list[State]:
-        raise NotImplementedError
+    @abstractmethod
+    def body(self, body: Body, states: list[State]) -> list[State]: ...
 
-    def pipeline(self, pipeline: Pipeline, states: list[State]) -> list[State]:
-        raise NotImplementedError
+    @abstractmethod
+    def pipeline(self, pipeline: Pipeline, states: list[State]) -> list[State]: ...
 
     @contextmanager
     def asking(self, asked: bool | None, avoid: bool | None = None) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 from overlapkit.errors import printable
@@ -50,7 +51,7 @@ class Record:
     only_written: bool = False  # in a script that nothing here runs
 
 
-class Launching:
+class Launching(ABC):
     """What the walk has met so far, and the commands outside the shell."""
 
     def __init__(self) -> None:
@@ -68,17 +69,17 @@ class Launching:
         self.only_written = False
         self.line = 1
 
-    def charge(self, amount: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def charge(self, amount: int) -> None: ...
 
-    def expansion(self, state: State) -> Expansion:
-        raise NotImplementedError
+    @abstractmethod
+    def expansion(self, state: State) -> Expansion: ...
 
-    def run(self, source: Source, states: list[State]) -> list[State]:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self, source: Source, states: list[State]) -> list[State]: ...
 
-    def call(self, function: Function, arguments: tuple[Text, ...], fixed: set[str], state: State) -> list[State]:
-        raise NotImplementedError
+    @abstractmethod
+    def call(self, function: Function, arguments: tuple[Text, ...], fixed: set[str], state: State) -> list[State]: ...
 
     # Scripts within the script
 

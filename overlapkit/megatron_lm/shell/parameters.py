@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from overlapkit.megatron_lm.shell.text import Array, Piece, Text, Value, as_valu
 from overlapkit.megatron_lm.shell.tree import Literal, Parameter, Segments
 
 
-class Parameters:
+class Parameters(ABC):
     """Expands parameters in ``state``; ``charge`` is told how much work was done.
 
     ``counts_given``: of the script's own arguments there are no more than those that were given.
@@ -24,17 +25,17 @@ class Parameters:
         self.state = state
         self.charge = charge
 
-    def text(self, segments: Segments) -> Text:
-        raise NotImplementedError
+    @abstractmethod
+    def text(self, segments: Segments) -> Text: ...
 
-    def items(self, segments: Segments) -> Items:
-        raise NotImplementedError
+    @abstractmethod
+    def items(self, segments: Segments) -> Items: ...
 
-    def arithmetic(self, expression: Segments, raw: str, line: int) -> Piece:
-        raise NotImplementedError
+    @abstractmethod
+    def arithmetic(self, expression: Segments, raw: str, line: int) -> Piece: ...
 
-    def number(self, name: str, raw: str, line: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def number(self, name: str, raw: str, line: int) -> int: ...
 
     def ifs(self) -> str:
         """The characters that divide words; blanks where nobody knows."""
