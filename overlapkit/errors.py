@@ -44,6 +44,16 @@ class RecipeError(OverlapkitError):
         return ": ".join([*parts, printable(text, limit=600)])
 
 
+class PlanError(OverlapkitError):
+    """A plan that has errors, where only one without will do."""
+
+    exit_code = 1
+
+
+class MissingPackageError(OverlapkitError, ImportError):
+    """A package that this part of overlapkit works with, and that cannot be imported here."""
+
+
 def printable(text: str, *, limit: int = 120) -> str:
     """``text`` on one line, control characters escaped, cut at ``limit`` characters.
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from overlapkit.errors import PlanError, printable
+
 SCHEMA_VERSION = 1
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
@@ -162,6 +164,21 @@ def reason(decision: Decision) -> str:
     if decision.raised_by is None:
         return decision.because
     return f"{decision.because} ({decision.raised_by} raises at {decision.raised_at})"
+
+
+def refuse_errors(plan: Plan) -> None:
+    """Raises where a launch would fail, in one line with every error's code, subject, reason and way out.
+
+    Raises:
+        PlanError: a decision of the plan is an error.
+    """
+    found = [decision for decision in plan.decisions if decision.severity == "error"]
+    if not found:
+        return
+    said = (f"{d.code} {d.subject}: {reason(d)}{f' → {d.fix}' if d.fix else ''}" for d in found)
+    plural = "" if len(found) == 1 else "s"
+    text = f"{plan.recipe} would fail with {len(found)} error{plural}: {'; '.join(said)}"
+    raise PlanError(printable(text, limit=2_000))
 
 
 def _plain(value: Any) -> Any:

@@ -19,3 +19,4 @@ if not os.environ.get("OVERLAPKIT_EXPLORE"):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden again from recipes/")
+    parser.addoption("--integrations", action="store_true", help="a test of tests/integrations that skips is a failure")

@@ -1,0 +1,1 @@
+"""The files that work with torch, megatron-core or nemo-run; none of them is imported with overlapkit."""
