@@ -171,3 +171,49 @@ environment() {
   local folder=$2
   up_to_date "$folder" "${@:3}" || with_lock "$folder.lock" set_up "$@" >&2
 }
+
+# --- environments of a certain Python -------------------------------------------------------------
+
+# uv_command: the machine's uv, else the one that scripts/test.sh installs with the development tools; maybe none.
+uv_command() { command -v uv || { [ -x "$ROOT/.venv-test/bin/uv" ] && printf '%s\n' "$ROOT/.venv-test/bin/uv"; }; }
+
+# python_of MAJOR.MINOR: its executable, downloaded by uv where the machine has none.
+python_of() {
+  local found uv
+  found=$(python_candidates "$1" | head -n 1 | cut -d' ' -f2-)
+  if [ -z "$found" ] && uv=$(uv_command); then
+    "$uv" python install --quiet "$1" >&2 || true
+    found=$("$uv" python find "$1" 2>/dev/null || true)
+  fi
+  if [ -z "$found" ]; then
+    say "Python $1 is missing: not on PATH, not in ~/.pyenv/versions, and not to be had through uv"
+    return 2
+  fi
+  printf '%s\n' "$found"
+}
+
+# prepare PYTHON FOLDER PIP_ARGUMENT...: called under the lock. uv does in a second what takes pip ten; it is told where
+# pip finds wheels.
+prepare() {
+  local python=$1 folder=$2 uv
+  shift 2
+  up_to_date "$folder" "$@" && return 0
+  say "installing into ${folder##*/}"
+  if uv=$(uv_command); then
+    rm -rf "$folder"
+    if quietly "$uv" venv --seed --python "$python" "$folder" &&
+      quietly env UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" "$uv" pip install --python "$folder/bin/python" "$@"; then
+      stamp "$@" >"$folder/overlapkit-stamp"
+      return 0
+    fi
+    say "uv could not; trying pip"
+  fi
+  if ! make_venv "$python" "$folder"; then
+    show_output
+    return 2
+  fi
+  install "$folder" "$@"
+}
+
+# environment_of PYTHON FOLDER PIP_ARGUMENT...: afterwards FOLDER is an environment of PYTHON with these arguments.
+environment_of() { with_lock "$2.lock" prepare "$@" >&2; }

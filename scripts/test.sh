@@ -9,7 +9,7 @@ cd "$ROOT"
 unset PYTHONPATH PYTHONHOME
 
 # What the tests need from Debian beside Python: add a package here and a fresh machine gets it.
-DEBIAN_PACKAGES=()
+DEBIAN_PACKAGES=(slurm-wlm munge)
 
 debian_packages() {
   local package
@@ -52,4 +52,5 @@ stage 'ruff check' "$bin/ruff" check .
 stage 'ruff format' "$bin/ruff" format --check .
 stage 'mypy' "$bin/mypy"
 stage 'pytest' "$bin/python" -m pytest -n auto
+stage 'integrations' bash scripts/test_integrations.sh
 stage 'matrix' bash scripts/test_matrix.sh
