@@ -107,6 +107,9 @@ def resolve_command(
         Optional[str],  # noqa: UP045
         typer.Option("--output", "-o", metavar="FILE", help="Write the plan to a file, and userbuffers beside it."),
     ] = None,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Ask the installed megatron-core's own configuration classes too.")
+    ] = False,
     fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 at a finding this grave or graver.")] = FailOn.error,
 ) -> None:
     """What will really be on, what will be off and why, and which environment to export.
@@ -123,6 +126,12 @@ def resolve_command(
         outcomes = resolve_recipe(recipe, overrides or [])
     else:
         raise RecipeError("no recipe is named", source="resolve", hint="for example: overlapkit resolve recipe.yaml")
+    if validate:
+        from dataclasses import replace
+
+        from overlapkit.integrations.megatron import validated
+
+        outcomes = tuple(replace(outcome, plan=validated(outcome.recipe, outcome.plan)) for outcome in outcomes)
     if save is not None:
         save_recipe(outcomes[0], save)
     with opened(write_to) as stream:
@@ -201,9 +210,9 @@ def explain_command(
     Example: overlapkit explain TP002
     """
     from overlapkit.render import page
-    from overlapkit.rules import registered
+    from overlapkit.rules import documented
 
-    rules = registered()
+    rules = documented()
     if all_rules == (code is not None):
         raise RecipeError("give a code or --all", source="explain", hint="for example: overlapkit explain TP002")
     if code is not None:

@@ -74,6 +74,20 @@ class Facts:
         said: int | None = self.recipe.model.microbatch_group_size_per_vp_stage
         return self.parallelism.pp if said is None else said
 
+    def reuses_gradient_buffer(self, part: str) -> bool:
+        """Whether MXFP8 parameters are gathered in the gradient buffer, as ``part`` (optimizer or ddp) is told.
+
+        Bridge copies its mixed-precision section over both; Megatron-LM has one flag, which FSDP drops from core 0.18.
+        """
+        recipe, section = self.recipe, self.precision.reuses_gradient_buffer
+        said = {
+            "ddp": bool(recipe.ddp.reuse_grad_buf_for_mxfp8_param_ag),
+            "optimizer": bool(recipe.optimizer.reuse_grad_buf_for_mxfp8_param_ag),
+        }
+        if self.bridge:
+            return said[part] if recipe.mixed_precision is None else section
+        return (section or any(said.values())) and not (self.fsdp and self.core_in(">=0.18.0rc0"))
+
     @property
     def interleaved(self) -> bool:
         """Megatron-Core runs the interleaved schedule: PP and virtual stages, be it one."""
@@ -126,7 +140,7 @@ def derive(recipe: Recipe) -> Facts:
     wanted = _wanted(recipe, gpu, parallelism, precision, versions)
     preset, userbuffers = choose_userbuffers(recipe, asked, wanted, place, wanted_at_all=request is not False)
     dist_opt_at_setup, dist_opt = _distributed_optimizer(recipe, versions)
-    graph_impl, graph_modules, full_iteration = _cuda_graphs(recipe)
+    graph_impl, graph_modules, full_iteration = _cuda_graphs(recipe, versions)
     return Facts(
         recipe=recipe,
         framework=framework,
@@ -272,7 +286,7 @@ def _flex_backend(recipe: Recipe) -> str | None:
     return "deepep" if not recipe.is_dump and model.moe_token_dispatcher_type == "flex" else None
 
 
-def _cuda_graphs(recipe: Recipe) -> tuple[str, frozenset[str], bool]:
+def _cuda_graphs(recipe: Recipe, versions: Versions) -> tuple[str, frozenset[str], bool]:
     """The implementation, the parts of a layer that are captured, and whether whole iterations are.
 
     Source: megatron-bridge utils/cuda_graph.py; megatron-core TransformerConfig.__post_init__.
@@ -284,6 +298,8 @@ def _cuda_graphs(recipe: Recipe) -> tuple[str, frozenset[str], bool]:
     elif impl == "none" and model.external_cuda_graph:
         impl = "transformer_engine"
     names = {*(model.cuda_graph_modules or ()), *(model.cuda_graph_scope or ())}
+    if impl == "none" and "full_iteration" in names and versions.megatron_core in _range(">=0.18.0"):
+        impl = "full_iteration"  # the older way to say it
     full = impl == "full_iteration" or (impl == "local" and "full_iteration" in names)
     return impl, frozenset(names - {"full", "full_iteration", "full_iteration_inference"}), full
 

@@ -14,6 +14,8 @@ from overlapkit.recipe.sections import MixedPrecision, Recipe
 class Precision:
     """``compute`` is bf16, fp16 or fp32; ``fp8_recipe`` and ``fp4`` say what the GEMMs do beyond it.
 
+    ``bf16_layers_at_start`` and ``bf16_layers_at_end`` count with ``first_last_layers_bf16`` alone;
+    ``reuses_gradient_buffer`` is what the mixed-precision section says of MXFP8 parameters, false without one.
     ``assumed`` is true when the recipe names no precision at all and BF16 is taken.
     """
 
@@ -22,10 +24,16 @@ class Precision:
     fp8_recipe: str | None
     fp4: str | None
     first_last_layers_bf16: bool
-    bf16_layers_at_ends: bool
+    bf16_layers_at_start: int
+    bf16_layers_at_end: int
     grad_reduce_in_fp32: bool
     fp8_param_gather: bool
+    reuses_gradient_buffer: bool
     assumed: bool
+
+    @property
+    def bf16_layers_at_ends(self) -> bool:
+        return self.first_last_layers_bf16 and self.bf16_layers_at_start + self.bf16_layers_at_end > 0
 
     @property
     def preset_class(self) -> str:
@@ -66,6 +74,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_layers_at_start_in_bf16": 0,
     "num_layers_at_end_in_bf16": 0,
     "fp8_param_gather": False,
+    "reuse_grad_buf_for_mxfp8_param_ag": False,
 }
 
 
@@ -86,7 +95,7 @@ def derive_precision(recipe: Recipe, *, megatron_lm: bool) -> Precision:
     fields.setdefault("fp8_recipe", "delayed")
     for end in ("start", "end"):  # the model's own default; Bridge's sections say 0
         fields.setdefault(f"num_layers_at_{end}_in_bf16", 1)
-    fields["fp8_param_gather"] = bool(model.fp8_param)
+    fields["fp8_param_gather"] = bool(model.fp8_param or (megatron_lm and recipe.ddp.fp8_param_gather))
     assumed = not recipe.is_dump and model.bf16 is None and model.fp16 is None
     if assumed:
         fields["bf16"] = True
@@ -110,15 +119,16 @@ def _named(name: str) -> dict[str, Any]:
 
 
 def _precision(fields: dict[str, Any], *, assumed: bool) -> Precision:
-    ends = fields["num_layers_at_start_in_bf16"] > 0 or fields["num_layers_at_end_in_bf16"] > 0
     return Precision(
         compute="bf16" if fields["bf16"] else "fp16" if fields["fp16"] else "fp32",
         fp8=fields["fp8"],
         fp8_recipe=fields["fp8_recipe"] if fields["fp8"] else None,
         fp4=fields["fp4"],
         first_last_layers_bf16=fields["first_last_layers_bf16"],
-        bf16_layers_at_ends=fields["first_last_layers_bf16"] and ends,
+        bf16_layers_at_start=fields["num_layers_at_start_in_bf16"],
+        bf16_layers_at_end=fields["num_layers_at_end_in_bf16"],
         grad_reduce_in_fp32=fields["grad_reduce_in_fp32"],
         fp8_param_gather=fields["fp8_param_gather"],
+        reuses_gradient_buffer=fields["reuse_grad_buf_for_mxfp8_param_ag"],
         assumed=assumed,
     )

@@ -24,16 +24,25 @@ def resolve(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence
         RecipeError: the recipe or an override cannot be used.
         TypeError: overrides with a recipe that is already loaded.
     """
+    return plan(derive(read_recipe(recipe, overrides)))
+
+
+def read_recipe(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str] = ()) -> Recipe:
+    """What ``resolve`` resolves: a path, a mapping or a ``Recipe`` as a ``Recipe``.
+
+    Raises:
+        RecipeError: the recipe or an override cannot be used.
+        TypeError: overrides with a recipe that is already loaded.
+    """
     if isinstance(recipe, Recipe):
         if overrides:
             raise TypeError("give the overrides to load_recipe; this recipe is already loaded")
-    elif isinstance(recipe, Mapping):
-        recipe = recipe_from_mapping(recipe, overrides)
-    elif isinstance(recipe, (str, Path)):
-        recipe = load_recipe(recipe, overrides)
-    else:
-        raise RecipeError(f"a recipe is a path, a mapping or a loaded Recipe, this is {shown(recipe)}")
-    return plan(derive(recipe))
+        return recipe
+    if isinstance(recipe, Mapping):
+        return recipe_from_mapping(recipe, overrides)
+    if isinstance(recipe, (str, Path)):
+        return load_recipe(recipe, overrides)
+    raise RecipeError(f"a recipe is a path, a mapping or a loaded Recipe, this is {shown(recipe)}")
 
 
 def plan(facts: Facts) -> Plan:

@@ -222,7 +222,8 @@ def test_presets_that_transformer_engine_would_refuse_are_not_chosen() -> None:
     lora = {"tp": 2, "seq_length": 4096, "peft": "lora"}
     assert plan(**lora, mixed_precision=delayed).preset.name == tuned
     refused = plan(**lora, mixed_precision={**delayed, **ends})
-    assert (refused.preset.name, refused.ok) == (None, True)
+    errors = {decision.code for decision in refused.decisions if decision.severity == "error"}
+    assert (refused.preset.name, errors) == (None, {"CFG022"})  # Core has no BF16 ends beside delayed scaling
 
 
 # --- given by the user ---------------------------------------------------------------------------

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from overlapkit.render import page
-from overlapkit.rules import Rule, registered
+from overlapkit.rules import Rule, documented
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "overlapkit" / "rules"
-RULES = registered()
+RULES = documented()
 MARKDOWN = page.to_markdown(RULES.values())
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 TOKENS = PARSER.parse(MARKDOWN)

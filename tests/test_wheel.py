@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from overlapkit.presets import preset_names
-from overlapkit.rules import registered
+from overlapkit.rules import documented
 
 pytestmark = [pytest.mark.build, pytest.mark.network]
 
@@ -28,11 +28,11 @@ PROBE = f"""
 import json, sys, sysconfig
 import overlapkit, overlapkit.cli
 from overlapkit.presets import load_preset, preset_names
-from overlapkit.rules import registered
+from overlapkit.rules import documented
 for name in preset_names():
     load_preset(name)
 overlapkit.resolve("{RECIPE}.yaml").to_dict()
-registered()
+documented()
 paths = sysconfig.get_paths()
 print(json.dumps({{
     "path": sys.path,
@@ -126,7 +126,7 @@ def test_presets(installed: Installed) -> None:
 
 def test_explanations(installed: Installed) -> None:
     pages = installed.run("overlapkit", "explain", "--all")
-    assert [code for code in registered() if f"{code}  " not in pages] == []
+    assert [code for code in documented() if f"{code}  " not in pages] == []
 
 
 def test_plan(installed: Installed) -> None:

@@ -222,6 +222,7 @@ class Ddp:
     num_buckets: int | None = count("buckets, instead of bucket_size")
     delay_wgrad_compute: bool | None = flag("gradients arrive later than DDP's hooks expect")
     grad_reduce_in_fp32: bool | None = flag("gradients reduced in FP32")
+    fp8_param_gather: bool | None = flag("parameters gathered in FP8")
     pad_buckets_for_high_nccl_busbw: bool | None = flag("buckets padded to sizes at which NCCL is fast")
     average_in_collective: bool | None = flag("the collective averages gradients, instead of a scaling before it")
     nccl_ub: bool | None = flag("NCCL user buffers for DP")

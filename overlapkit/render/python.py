@@ -8,39 +8,24 @@ from typing import Any
 from overlapkit.facts import MEGATRON_LM
 from overlapkit.megatron_lm.fields import pairs
 from overlapkit.megatron_lm.flags import flags_of
-from overlapkit.plan import SETTINGS, Plan
-from overlapkit.precision import derive_precision
+from overlapkit.plan import Plan
 from overlapkit.presets import load_preset
 from overlapkit.recipe.sections import Recipe
 from overlapkit.render.bridge_userbuffers import COMM_OVERLAP, layer_class, listed
 from overlapkit.render.bridge_values import (
-    CARRIED,
-    DTYPES,
-    PRECISION_FIELDS,
     BridgeValues,
     MixedPrecisionValues,
     bridge_values,
     environment_elsewhere,
     only_known,
-    parallelism,
-    section_values,
     unread,
 )
+from overlapkit.render.core_values import core_values
 from overlapkit.render.python_source import Call, Name, assignment, import_from
 from overlapkit.userbuffers import DEFAULT_METHODS
 from overlapkit.versions import parse_version
 
 _FUTURE = "from __future__ import annotations\n\n"
-# On Megatron-LM's model, not on Megatron-Core's TransformerConfig.
-_NOT_TRANSFORMER = frozenset(
-    {
-        "seq_length",
-        "vocab_size",
-        "make_vocab_size_divisible_by",
-        "should_pad_vocab",
-        "share_embeddings_and_output_weights",
-    }
-)
 _CORE = {"model": "TRANSFORMER_CONFIG", "optimizer": "OPTIMIZER_CONFIG", "ddp": "DDP_CONFIG"}
 
 
@@ -133,24 +118,12 @@ def _userbuffers(values: BridgeValues, preset: str | None) -> Call | Name | None
 
 
 def _for_core(recipe: Recipe, plan: Plan) -> tuple[str, tuple[str, ...]]:
-    said: list[str] = []
-    version = plan.target.megatron_core
-    sections = {name: section_values(recipe, name, said) for name in CARRIED}
-    sections["model"] = {**parallelism(recipe, plan), **sections["model"], **parallelism(recipe, plan)}
-    dist_opt = any(sections[name].pop("use_distributed_optimizer", False) for name in ("ddp", "optimizer"))
-    for path in SETTINGS:
-        section, _, name = path.partition(".")
-        sections[section][name] = plan.settings[path]
-    userbuffers = sections["model"].pop("tp_comm_overlap_cfg")
-    dtype = _core_precision(recipe, sections)
-    for name in ("ddp", "optimizer"):
-        sections[name]["use_distributed_optimizer"] = dist_opt
-    elsewhere = [f"{section}.{name}" for section in CARRIED if section not in _CORE for name in sections[section]]
-    elsewhere += [f"model.{name}" for name in sections["model"] if name in _NOT_TRANSFORMER]
-    core = {name: {key: item for key, item in sections[name].items() if key not in _NOT_TRANSFORMER} for name in _CORE}
-    kept = _that_its_parser_has(only_known(core, "megatron-core", version, said), version, said)
-    if elsewhere:
-        said.append(f"Megatron-Core's configurations have no place for {listed(elsewhere)}")
+    values, version = core_values(recipe, plan), plan.target.megatron_core
+    said = list(values.left_out)
+    kept = _that_its_parser_has(only_known(values.sections, "megatron-core", version, said), version, said)
+    if values.elsewhere:
+        said.append(f"Megatron-Core's configurations have no place for {listed(values.elsewhere)}")
+    dtype = Name(f"torch.{values.dtype}")
     arguments: dict[str, Mapping[str, Any]] = {name: kept[name] for name in _CORE}
     arguments["model"] = {**kept["model"], "params_dtype": dtype, "pipeline_dtype": dtype}
     arguments["optimizer"] = {**kept["optimizer"], "params_dtype": dtype}
@@ -161,7 +134,7 @@ def _for_core(recipe: Recipe, plan: Plan) -> tuple[str, tuple[str, ...]]:
         f"{_FUTURE}import torch\n\n"
     )
     text += "".join(assignment(_CORE[name], body) for name, body in arguments.items())
-    text += assignment("USERBUFFERS", userbuffers)
+    text += assignment("USERBUFFERS", values.userbuffers)
     text += assignment("ENV", {**(recipe.env_vars or {}), **plan.env})
     return text, (*said, *unread(recipe))
 
@@ -185,20 +158,3 @@ def _that_its_parser_has(
     if lacking:
         said.append(f"Megatron-Core {version} has no {listed(lacking)}")
     return found
-
-
-def _core_precision(recipe: Recipe, sections: dict[str, dict[str, Any]]) -> Name:
-    """Puts the precision where Megatron-Core reads it; the dtype of parameters."""
-    precision = derive_precision(recipe, megatron_lm=True)
-    section = recipe.mixed_precision
-    model = sections["model"]
-    kinds = {"bf16": precision.compute == "bf16", "fp16": precision.compute == "fp16"}
-    ends = (
-        {name: getattr(section, name) for name in PRECISION_FIELDS if name.startswith("num_layers_")} if section else {}
-    )
-    found = {"fp8": precision.fp8, "fp8_recipe": precision.fp8_recipe, "fp4": precision.fp4, **ends}
-    model |= kinds | {name: value for name, value in found.items() if value is not None}
-    model |= {"fp8_param": precision.fp8_param_gather, "first_last_layers_bf16": precision.first_last_layers_bf16}
-    sections["optimizer"] |= kinds
-    sections["ddp"]["grad_reduce_in_fp32"] = precision.grad_reduce_in_fp32
-    return Name(f"torch.{DTYPES[precision.compute]}")

@@ -76,9 +76,9 @@ def _rule(code: str, found: Sequence[Finding]) -> dict[str, Any]:
 def _page(code: str) -> dict[str, Any]:
     """The rule's documentation, which is its docstring."""
     from overlapkit.render.page import applies_to, page_parts
-    from overlapkit.rules import registered
+    from overlapkit.rules import documented
 
-    rule = registered()[code]
+    rule = documented()[code]
     what, why, fix = (text.replace("``", "`") for text in page_parts(rule).values())
     parts = {"Why": why, "Fix": fix, "Holds for": "; ".join(applies_to(rule)), "Source": rule.source}
     return {

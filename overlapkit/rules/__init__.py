@@ -7,6 +7,7 @@ from overlapkit.rules import (
     cfg,
     cfg_batch,
     cfg_precision,
+    cfg_recompute,
     pp,
     pp_layers,
     pp_schedule,
@@ -14,6 +15,9 @@ from overlapkit.rules import (
     ep_delay,
     ep_dispatch,
     ep_beside,
+    ep_experts,
+    cfg_graphs,
+    cfg_layers,
     tp,
     ub,
     ub_contents,
@@ -26,7 +30,8 @@ from overlapkit.rules import (
     cp,
     env,
     env_user,
+    installed,
 )
-from overlapkit.rules.registry import Rule, registered, run
+from overlapkit.rules.registry import Rule, documented, registered, run
 
-__all__ = ["Rule", "registered", "run"]
+__all__ = ["Rule", "documented", "registered", "run"]

@@ -91,9 +91,13 @@ def gather_off(f: Facts, s: State) -> str:
 
 
 def reuse_off(f: Facts) -> list[str]:
-    """What takes Megatron-LM's flag away to gather MXFP8 parameters in the gradient buffer; both sections give it."""
+    """What keeps MXFP8 parameters out of the gradient buffer where ``ddp`` and ``optimizer`` say it.
+
+    Both give Megatron-LM's one flag; under Bridge each says its own, unless the precision section overwrites both.
+    """
     sections = {"ddp": f.recipe.ddp, "optimizer": f.recipe.optimizer}
-    return [f"{name}.{REUSE}=false" for name, values in sections.items() if f.megatron_lm and getattr(values, REUSE)]
+    count = f.megatron_lm or f.recipe.mixed_precision is None
+    return [f"{name}.{REUSE}=false" for name, values in sections.items() if count and getattr(values, REUSE)]
 
 
 def step_off(f: Facts) -> str:

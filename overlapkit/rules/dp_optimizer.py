@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import gcd
 
-from overlapkit.data import load_yaml
 from overlapkit.facts import Facts
 from overlapkit.rules.dp_changes import (
     DELAY,
@@ -116,33 +115,10 @@ def step_overlaps_reused_buffer(f: Facts, s: State) -> Finding:
     Why: MXFP8 parameters are gathered in the gradient buffer, which the optimizer still reads while it steps.
     Fix: set ``overlap_param_gather_with_optimizer_step=false``.
     """
-    if not s[WITH_STEP] or not _reuses_gradient_buffer(f, "optimizer"):
+    if not s[WITH_STEP] or not f.reuses_gradient_buffer("optimizer"):
         return None
     because = f"it excludes {REUSE}"
     return error(WITH_STEP, because, fix=f"set {step_off(f)}", by=MEGATRON_CORE, at="validation", requested=True)
-
-
-def _reuses_gradient_buffer(f: Facts, part: str) -> bool:
-    """Whether MXFP8 parameters are gathered in the gradient buffer, as ``part`` (optimizer or ddp) is told.
-
-    Bridge copies its mixed-precision section over both; Megatron-LM has one flag.
-    """
-    if f.megatron_lm:
-        if f.fsdp and f.core_in(">=0.18.0rc0"):
-            return False
-        return _section_reuses(f) or _says_reuse(f, "ddp") or _says_reuse(f, "optimizer")
-    return _section_reuses(f) if f.recipe.mixed_precision is not None else _says_reuse(f, part)
-
-
-def _says_reuse(f: Facts, part: str) -> bool:
-    return bool(getattr(getattr(f.recipe, part), REUSE))
-
-
-def _section_reuses(f: Facts) -> bool:
-    section = f.recipe.mixed_precision
-    if section is None:
-        return False
-    return bool(load_yaml("mixed_precision.yaml")[section.name][REUSE] if section.name else getattr(section, REUSE))
 
 
 @rule(
@@ -160,7 +136,7 @@ def mxfp8_gather_without_reuse(f: Facts, s: State) -> Finding:
     Why: Transformer Engine cannot move an MXFP8 parameter into the buffer that is gathered.
     Fix: set ``reuse_grad_buf_for_mxfp8_param_ag=true``.
     """
-    if not f.precision.fp8_param_gather or f.precision.fp8_recipe != "mxfp8" or _reuses_gradient_buffer(f, "ddp"):
+    if not f.precision.fp8_param_gather or f.precision.fp8_recipe != "mxfp8" or f.reuses_gradient_buffer("ddp"):
         return None
     section = f.recipe.mixed_precision
     if f.bridge and section is not None:
@@ -183,21 +159,24 @@ def reuse_without_fp8_parameters(f: Facts, s: State) -> Finding:
     """``reuse_grad_buf_for_mxfp8_param_ag`` without ``fp8_param_gather``.
 
     Why: Megatron-Core asserts that the parameters stay in MXFP8. Under Bridge it sees the values of the
-    ``mixed_precision`` section.
+    ``mixed_precision`` section, without one those of ``ddp``.
     Fix: set ``fp8_param_gather=true``, or the reuse to false.
     """
     section = f.recipe.mixed_precision
-    if f.precision.fp8_param_gather or (f.bridge and section is None) or (f.megatron_lm and f.torch_fsdp2):
+    ddp_alone = f.bridge and section is None
+    gathers = f.recipe.ddp.fp8_param_gather if ddp_alone else f.precision.fp8_param_gather
+    if gathers or (ddp_alone and gathers is None and not f.recipe.is_dump) or (f.megatron_lm and f.torch_fsdp2):
         return None
-    if not _reuses_gradient_buffer(f, "ddp"):
+    if not f.reuses_gradient_buffer("ddp"):
         return None
-    off = [f"mixed_precision.{REUSE}=false"] if _section_reuses(f) else []
+    off = [f"mixed_precision.{REUSE}=false"] if f.precision.reuses_gradient_buffer else []
     off += reuse_off(f)
-    subject, other = off[0].partition("=")[0], "mixed_precision.fp8_param_gather" if section else "model.fp8_param"
+    subject, gather = off[0].partition("=")[0], "mixed_precision.fp8_param_gather" if section else "model.fp8_param"
+    other = "ddp.fp8_param_gather" if ddp_alone else gather
     return error(
         subject,
         "fp8_param_gather is false",
-        fix=f"set {other}=true, or {' and '.join(off)}",
+        fix=f"set {f'{other}=true, or ' if f.precision.fp8 else ''}{' and '.join(off)}",  # without FP8: CFG023
         by=MEGATRON_CORE,
         at="validation" if f.bridge or f.core_in(">=0.18.0rc0") else "construction",
         requested=True,

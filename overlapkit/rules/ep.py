@@ -63,6 +63,12 @@ def alltoall(f: Facts) -> str:
     return " and ".join(changes)
 
 
+def fields_of_experts_off(f: Facts) -> list[str]:
+    """What makes a model that has 0 experts one without (EP036)."""
+    width = f.recipe.model.moe_ffn_hidden_size
+    return ["model.num_moe_experts=null", *(["model.moe_ffn_hidden_size=null"] if width is not None else [])]
+
+
 def graphs_off(f: Facts) -> str:
     """What turns CUDA graphs off, be they asked for by an older flag."""
     model = f.recipe.model

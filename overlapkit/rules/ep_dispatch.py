@@ -8,7 +8,7 @@ from math import gcd
 
 from overlapkit.facts import Facts
 from overlapkit.rules.changes import asserted, with_sequence_parallel
-from overlapkit.rules.ep import EP_OVERLAP, alltoall, overlap_off, switch_off
+from overlapkit.rules.ep import EP_OVERLAP, alltoall, fields_of_experts_off, overlap_off, switch_off
 from overlapkit.rules.registry import (
     BRIDGE,
     MEGATRON_CORE,
@@ -74,6 +74,8 @@ def experts_do_not_split(f: Facts, s: State) -> Finding:
     because = f"EP is {ep}, and {f'num_moe_experts is {experts}' if experts else 'the model has no experts'}"
     divisor = gcd(ep, experts or 1)
     change = f"model.expert_model_parallel_size={divisor}"
+    if experts == 0 and f.bridge:  # EP036
+        change = " and ".join((change, *fields_of_experts_off(f)))
     if divisor == 1 and s[EP_OVERLAP]:
         change = f"{change} and {overlap_off(f, s)}"
     if divisor == 1 and f.dispatcher == "flex":

@@ -29,10 +29,13 @@ def layers_do_not_split(f: Facts, s: State) -> Finding:
     another size: first and last stages that leave layers without a stage, before Megatron-Core 0.16.
     Fix: change PP or VP, or give a ``pipeline_model_parallel_layout``; take away what does not go with the rest.
     """
-    if f.recipe.model.is_hybrid_model or any(f.written(f"model.{name}") for name in _HYBRID_PATTERNS):
+    if any(f.written(f"model.{name}") for name in _HYBRID_PATTERNS):
         return None
     problem = _layer_problem(f)
     if problem is None:
+        return None
+    # A hybrid model's layers are built by a rule of their own; the configuration is looked at as any other.
+    if f.recipe.model.is_hybrid_model and problem.at != "validation":
         return None
     name, fix = "num_layers", f"change {_SIZES_OF_PP}, or give a layout"
     if f.stages is not None:
@@ -79,7 +82,7 @@ def _layer_problem(f: Facts) -> _Problem | None:
         return None
     extra = counted - model.num_layers
     if model.num_layers_in_first_pipeline_stage is None and model.num_layers_in_last_pipeline_stage is None:
-        return _even_problem(f, model.num_layers, extra)
+        return None if model.is_hybrid_model and not extra else _even_problem(f, model.num_layers, extra)
     problem = _uneven_problem(f, model.num_layers)
     splits_evenly = _even_problem(f, model.num_layers, 0) is None
     given = [f"model.{name}" for name in _SIZES if getattr(model, name) is not None]
@@ -108,7 +111,7 @@ def _take_away(f: Facts, *names: str) -> str:
 
 def _even_problem(f: Facts, layers: int, extra: int) -> _Problem | None:
     pp = f.parallelism.pp
-    vp = f.parallelism.vp if pp > 1 else None
+    vp = f.parallelism.vp if pp > 1 or extra else None
     chunks = pp * (vp or 1)
     if (layers + extra) % chunks == 0:
         return None

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from overlapkit.facts import Facts
 from overlapkit.plan import SETTINGS, Decision, Severity
@@ -43,6 +43,7 @@ class Verdict:
 
 Finding = Verdict | Iterable[Verdict] | None
 Check = Callable[[Facts, State], Finding]
+Observe = TypeVar("Observe", bound=Callable[..., Verdict])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Rule:
     """
 
     code: str
-    check: Check
+    check: Callable[..., Finding]
     bridge: VersionRange | None
     megatron_lm: VersionRange | None
     core: VersionRange
@@ -82,6 +83,7 @@ class Rule:
 
 
 _RULES: dict[str, Rule] = {}
+_OBSERVATIONS: dict[str, Rule] = {}
 
 
 def rule(
@@ -112,9 +114,39 @@ def rule(
     return register
 
 
+def observation(code: str, *, source: str) -> Callable[[Observe], Observe]:
+    """Register the page of a decision that no rule makes: what only the real software tells when it is asked.
+
+    Its function takes what was observed and returns the verdict; ``run`` does not call it. Codes are the rules' own,
+    never reused or renumbered.
+    """
+
+    def register(observe: Observe) -> Observe:
+        if code in _RULES or code in _OBSERVATIONS:
+            raise ValueError(f"the code {code} is taken")
+        _OBSERVATIONS[code] = Rule(
+            code=code, check=observe, bridge=ANY, megatron_lm=ANY, core=ANY, te=ANY, source=source
+        )
+        return observe
+
+    return register
+
+
 def registered() -> dict[str, Rule]:
     """Code -> rule, in the order of evaluation."""
     return dict(_RULES)
+
+
+def documented() -> dict[str, Rule]:
+    """Code -> whatever a decision's code can name: the rules, then the observations."""
+    return {**_RULES, **_OBSERVATIONS}
+
+
+def observed(code: str, verdict: Verdict, source: str | None = None) -> Decision:
+    """The decision of an observation; ``source`` says more exactly than its page where it comes from."""
+    found = _OBSERVATIONS[code]
+    decision = _decision(found, verdict, verdict.requested if verdict.value is KEEP else verdict.value)
+    return decision if source is None else replace(decision, source=source)
 
 
 @lru_cache(maxsize=64)
@@ -191,3 +223,8 @@ def error(
 ) -> Verdict:
     """This launch fails (``by`` whom, ``at`` which moment), or computes something wrong (both None)."""
     return Verdict(subject, value, because, "error", requested, fix, by, at)
+
+
+def refusal(subject: str, because: str, fix: str, value: Any, by: str = MEGATRON_CORE) -> Verdict:
+    """A value that ``by`` refuses when it validates the configuration; it stands as it is."""
+    return error(subject, because, fix=fix, by=by, at="validation", requested=value, value=value)

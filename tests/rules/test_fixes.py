@@ -23,6 +23,7 @@ from overlapkit.plan import Decision, Plan
 
 # (the fix's rule, the rule that then finds an error) -> why the fix is right all the same.
 EXCEPTIONS = {
+    ("FSDP005", "CFG023"): "Megatron-LM drops fp8_param_gather for FSDP2; without FSDP2 what the user wrote is refused",
     ("CFG012", "EP014"): "it changes no setting: it replaces guessed versions by the container's, and the Transformer "
     "Engine that is really there lacks what the guessed one had",
 }
