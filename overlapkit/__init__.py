@@ -4,7 +4,8 @@ The public API; every name is imported on first use, so that ``import overlapkit
 
 - ``load_recipe(path, overrides)``: a YAML recipe as a :class:`overlapkit.recipe.Recipe`.
 - ``resolve(recipe)``: its :class:`overlapkit.plan.Plan`; takes a path, a mapping or a ``Recipe``.
-- ``RecipeError``: what both raise when a recipe cannot be used.
+- ``CommOverlapConfig``: Megatron-Bridge's class of that name, which :mod:`overlapkit.comm_overlap` decides.
+- ``RecipeError``: what all of them raise when a recipe cannot be used.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from overlapkit.comm_overlap import CommOverlapConfig as CommOverlapConfig
     from overlapkit.errors import RecipeError as RecipeError
     from overlapkit.plan import Plan as Plan
     from overlapkit.recipe import Recipe as Recipe
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
     from overlapkit.resolver import resolve as resolve
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "Recipe", "RecipeError", "__version__", "load_recipe", "resolve"]
+__all__ = ["CommOverlapConfig", "Plan", "Recipe", "RecipeError", "__version__", "load_recipe", "resolve"]
 
 _HOME = {
+    "CommOverlapConfig": "overlapkit.comm_overlap",
     "Plan": "overlapkit.plan",
     "Recipe": "overlapkit.recipe",
     "RecipeError": "overlapkit.errors",

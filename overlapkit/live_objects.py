@@ -17,6 +17,7 @@ from overlapkit.recipe.schema import specs_of
 SECTIONS = ("model", "optimizer", "ddp")
 # An object holds every field with its class's defaults, as a dump does: what is not there was not left out by a user.
 _DUMP = "live objects"
+_USERBUFFERS = ("model.tp_comm_overlap_cfg", "model.tp_comm_bootstrap_backend")
 
 
 def recipe_mapping(*, model: Any, optimizer: Any = None, ddp: Any = None, **sections: Any) -> dict[str, Any]:
@@ -35,15 +36,17 @@ def write_settings(
 ) -> None:
     """Sets the settings of a plan on the objects that have such an attribute, section by section of ``only``.
 
-    The userbuffers of a model that overlaps are set whether or not its class has the field, as Bridge does.
+    The userbuffers and the backend of a model that overlaps are set whether or not its class has the fields, as Bridge
+    does: its initialization reads them.
     """
+    always = _USERBUFFERS if settings.get("model.tp_comm_overlap") else ()
     objects = dict(zip(SECTIONS, (model, optimizer, ddp), strict=True))
     for path, value in settings.items():
         section, _, name = path.partition(".")
         owner = objects[section]
         if section not in only or owner is None:
             continue
-        if hasattr(owner, name) or (name == "tp_comm_overlap_cfg" and value is not None):
+        if hasattr(owner, name) or path in always:
             setattr(owner, name, value)
 
 

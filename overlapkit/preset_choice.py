@@ -59,14 +59,17 @@ def _named_or_file(text: str, path: str, recipe: Recipe, wanted: Wanted, place: 
         found = False
     if not found:
         return _USERS, text
-    userbuffers = _read_file(file)
+    userbuffers = read_userbuffers(file)
     return presets.recognise(userbuffers, wanted), userbuffers
 
 
-def _read_file(file: Path) -> dict[str, Any]:
+def read_userbuffers(file: Path) -> dict[str, Any]:
     """A file of the form that Megatron-LM's ``--tp-comm-overlap-cfg`` and our presets have.
 
     A recipe may name any file: one that is something else is refused without showing what is in it.
+
+    Raises:
+        RecipeError: it cannot be read, or holds no configuration.
     """
     from overlapkit.recipe import yaml_source
 

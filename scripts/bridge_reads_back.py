@@ -4,9 +4,10 @@
 
 Every recipe of recipes/ (or those named), resolved for Bridge 0.3.1 unless it is for Megatron-LM, is written as
 overrides and as YAML. Bridge's own code reads each over two configurations, one without comm_overlap and one with
-another preset, then sets up precision and overlap. Compared are the settings of the plan; a field that Bridge drops
-counts as a difference. Prints agree/total and exits with 1 on a difference. It runs in .venv-bridge, made on first use
-(torch, some 200 MB), or in PYTHON.
+another preset, then sets up precision and overlap. Where the recipe is Bridge's, overlapkit's CommOverlapConfig then
+takes the place of Bridge's, as it is and as to_bridge() returns it. Compared are the settings of the plan; a field that
+Bridge drops counts as a difference. Prints agree/total and exits with 1 on a difference. It runs in .venv-bridge, made
+on first use (torch, some 200 MB), or in PYTHON.
 
 Bridge's model providers and data need Transformer Engine and more to import; they are left out. The model here is
 Megatron-Core's TransformerConfig with the providers' own fields.
@@ -29,7 +30,7 @@ NEEDS = ("torch==2.13.0", "numpy", "omegaconf==2.3.*", "hydra-core==1.3.*", "pyy
 MEGATRON = (f"megatron-core=={BRIDGE['megatron_core']}", f"megatron-bridge=={BRIDGE['megatron_bridge']}")
 
 
-# --- in Bridge's environment: this part imports nothing of overlapkit -----------------------------
+# --- in Bridge's environment: this part imports overlapkit for a CommOverlapConfig only -------------
 
 
 def bridge() -> tuple[Any, Any, Any]:
@@ -104,6 +105,19 @@ def set_up(config: Any, num_gpus: int, precision: Any) -> None:
         config.comm_overlap.setup(config.model, config.optimizer, config.ddp)
 
 
+def put_ours(config: Any, job: dict[str, Any], overrides: Any) -> None:
+    """overlapkit's CommOverlapConfig, through Bridge's override machinery or as Bridge's own class."""
+    sys.path.insert(0, str(ROOT))
+    import overlapkit.software
+    from overlapkit.comm_overlap import CommOverlapConfig
+    from overlapkit.versions import parse_version
+
+    overlapkit.software.installed_transformer_engine = lambda: parse_version(BRIDGE["transformer_engine"])
+    ours = CommOverlapConfig.from_recipe(job["recipe"], on_error="warn")
+    config.comm_overlap = ours.to_bridge() if job["own"] == "to_bridge" else ours
+    overrides.process_config_with_overrides(config, None, ["comm_overlap.data_parallel_size=1"])
+
+
 def found_settings(config: Any, names: list[str]) -> dict[str, Any]:
     settings = {}
     for path in names:
@@ -133,6 +147,8 @@ def read_by_bridge(jobs: list[dict[str, Any]]) -> list[list[str]]:
         warnings.clear()
         config = container(overlap, other_preset=job["other_preset"])
         overrides.process_config_with_overrides(config, job.get("file"), job.get("overrides"))
+        if "own" in job:
+            put_ours(config, job, overrides)
         differences = [text for text in warnings if "not found in config" in text or "Failed to" in text]
         set_up(config, job["num_gpus"], precision)
         settings = found_settings(config, list(job["settings"]))
@@ -168,6 +184,10 @@ def written_jobs(paths: list[Path], folder: Path) -> list[dict[str, Any]]:
             form = {"other_preset": other_preset, **common}
             jobs.append({"name": f"{path.stem}, bridge", "overrides": shlex.split(to_bridge(recipe, plan)[0]), **form})
             jobs.append({"name": f"{path.stem}, bridge-yaml", "file": str(file), **form})
+        if plan.target.framework == "megatron-bridge" and recipe.comm_overlap is not None:
+            for own in ("CommOverlapConfig", "to_bridge"):
+                from_recipe = {"own": own, "recipe": mapping, "file": str(file), "other_preset": False, **common}
+                jobs.append({"name": f"{path.stem}, {own}", **from_recipe})
     return jobs
 
 

@@ -108,23 +108,26 @@ def bridge_values(recipe: Recipe, plan: Plan) -> BridgeValues:
         version=version,
         sections={name: body for name, body in sections.items() if body},
         mixed_precision=precision,
-        comm_overlap=None if raw else _requests(plan.settings, dist_opt=dist_opt),
+        comm_overlap=None if raw else requests(plan.settings, dist_opt=dist_opt),
         userbuffers=None if raw else userbuffers,
         env={**(recipe.env_vars or {}), **plan.env},
         not_carried=tuple(said + unread(recipe)),
     )
 
 
-def _requests(settings: Mapping[str, Any], *, dist_opt: bool) -> dict[str, Any]:
-    """The values of ``comm_overlap``; with the distributed optimizer its set-up writes ddp and optimizer from them."""
-    requests = {name: settings[f"model.{name}"] for name in _MODEL_REQUESTS}
+def requests(settings: Mapping[str, Any], *, dist_opt: bool) -> dict[str, Any]:
+    """The values of ``comm_overlap`` with which Bridge's set-up ends at the settings, without the userbuffers.
+
+    With the distributed optimizer it writes ddp and optimizer from them too; without, nothing but the model.
+    """
+    asked = {name: settings[f"model.{name}"] for name in _MODEL_REQUESTS}
     if not dist_opt:
-        return {**requests, "delay_wgrad_compute": settings["model.delay_wgrad_compute"]}
+        return {**asked, "delay_wgrad_compute": settings["model.delay_wgrad_compute"]}
     step = "overlap_param_gather_with_optimizer_step"
     ddp = {name: settings[f"ddp.{name}"] for name in _DDP_REQUESTS}
     # On the model null is false, on ddp it stays null: ddp's value says which it was.
     delay = {"delay_wgrad_compute": settings["ddp.delay_wgrad_compute"]}
-    return {**requests, **ddp, step: settings[f"optimizer.{step}"], **delay}
+    return {**asked, **ddp, step: settings[f"optimizer.{step}"], **delay}
 
 
 def _why_raw(recipe: Recipe, plan: Plan, foreign: Iterable[str], *, megatron_lm: bool) -> Iterator[str]:

@@ -1,0 +1,53 @@
+"""Communication overlap for Python recipes: Megatron-Bridge's classes, decided by overlapkit.
+
+A Bridge recipe works with its import line changed; it then needs neither Bridge nor torch::
+
+    from overlapkit.comm_overlap import CommOverlapConfig, userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192
+
+    comm_overlap = CommOverlapConfig(
+        tp_comm_overlap=True, tp_comm_overlap_cfg=userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192
+    )
+
+``CommOverlapConfig.decide`` and ``CommOverlapConfig.from_recipe`` need not be told. Every preset of
+``overlapkit presets list`` is an attribute of this module, loaded on first use. It cannot be changed: a
+CommOverlapConfig that is given one holds a copy, and so does ``copy.deepcopy``.
+"""
+
+from __future__ import annotations
+
+from overlapkit.comm_overlap.config import CommOverlapConfig, SetupError
+from overlapkit.comm_overlap.userbuffers import (
+    BulkOverlapCfg,
+    PipelineOverlapCfg,
+    RingExchangeOverlapCfg,
+    TPOverlapCfg,
+    TransformerLayerTPOverlapCfg,
+)
+
+__all__ = [
+    "BulkOverlapCfg",
+    "CommOverlapConfig",
+    "PipelineOverlapCfg",
+    "RingExchangeOverlapCfg",
+    "SetupError",
+    "TPOverlapCfg",
+    "TransformerLayerTPOverlapCfg",
+]
+
+
+def __getattr__(name: str) -> TransformerLayerTPOverlapCfg:
+    from overlapkit.comm_overlap.userbuffers import preset
+    from overlapkit.errors import RecipeError
+
+    if name.startswith("userbuffers_"):
+        try:
+            return preset(name)
+        except RecipeError as error:
+            raise AttributeError(f"module {__name__!r}: {error}") from None
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    from overlapkit.presets import preset_names
+
+    return sorted([*globals(), *preset_names()])
