@@ -13,6 +13,7 @@ from overlapkit.recipe.sections import Recipe
 from overlapkit.render.bridge_values import bridge_tree, bridge_values, environment_elsewhere, is_word, uninterpolated
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_AFTER_COLON = re.compile(r"[A-Za-z0-9_./:-]*")
 
 
 def to_bridge(recipe: Recipe, plan: Plan) -> tuple[str, tuple[str, ...]]:
@@ -23,29 +24,47 @@ def to_bridge(recipe: Recipe, plan: Plan) -> tuple[str, tuple[str, ...]]:
     ``process_config_with_overrides``: ``++`` sets a field whether or not the model's class has it, and ``_target_``
     makes Bridge build the object, be it None in the recipe.
     """
+    overrides, said = bridge_overrides(recipe, plan)
+    return "".join(f"{shlex.quote(override)}\n" for override in overrides), said
+
+
+def bridge_overrides(recipe: Recipe, plan: Plan, *, leaves: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The overrides as they are, and what they do not say. ``leaves``: one for each value inside a mapping.
+
+    Those of leaves have nothing that a shell reads, lists and quoted text aside.
+    """
     values = bridge_values(recipe, plan)
     said = [*values.not_carried, *environment_elsewhere(values)]
-    lines = []
-    for path, value in _flat(bridge_tree(values)):
+    found = []
+    for path, value in _flat(bridge_tree(values), leaves=leaves):
         problem = _inexpressible(path, value)
         if problem:
             said.append(f"{printable('.'.join(path))} is left out: {problem}; --format bridge-yaml can hold it")
             continue
-        # Null first: a mapping merges with what the recipe has there, fields of another class included.
-        if len(path) == 2 and path[1] == "_target_":
-            lines.append(f"{path[0]}=null")
-        elif path == ("model", "tp_comm_overlap_cfg") and isinstance(value, Mapping):
-            lines.append("++model.tp_comm_overlap_cfg=null")
-        lines.append(f"{'' if len(path) == 1 else '++'}{'.'.join(path)}={hydra_value(value)}")
-    return "".join(f"{shlex.quote(line)}\n" for line in lines), tuple(said)
+        if len(path) == 2 and path[1] == "_target_":  # null first: a mapping merges with what the recipe has there
+            found.append(f"{path[0]}=null")
+        plain = leaves and isinstance(value, str) and _is_plain(value)
+        found.append(f"{'' if len(path) == 1 else '++'}{'.'.join(path)}={value if plain else hydra_value(value)}")
+    return tuple(found), tuple(said)
 
 
-def _flat(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _is_plain(text: str) -> bool:
+    """Whether Hydra reads it as this text where a value begins: there, unlike in YAML, colons do not matter."""
+    start, _, rest = text.partition(":")
+    return is_word(start) and _AFTER_COLON.fullmatch(rest) is not None
+
+
+def _flat(
+    tree: Mapping[str, Any], above: tuple[str, ...] = (), *, leaves: bool
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Path and value of every override: a section's fields, of a userbuffers configuration its layers."""
     for key, value in tree.items():
         path = (*above, key)
-        if isinstance(value, Mapping) and (len(path) == 1 or path == ("comm_overlap", "tp_comm_overlap_cfg")):
-            yield from _flat(value, path)
+        if path == ("model", "tp_comm_overlap_cfg") and isinstance(value, Mapping):
+            yield path, None  # as above, fields of another class included
+        split = len(path) == 1 or path == ("comm_overlap", "tp_comm_overlap_cfg") or leaves
+        if isinstance(value, Mapping) and value and split:
+            yield from _flat(value, path, leaves=leaves)
         else:
             yield path, value
 
