@@ -116,6 +116,45 @@ def test_local_torchrun_would_get_quotes_and_is_refused(home: Path) -> None:
     requested(executor, script_args="bridge", recipe=RECIPE)
 
 
+@pytest.mark.parametrize("word", ["--name=$$", "--port=$nproc_per_node_var", "--app=$app_id"])
+def test_what_nemo_run_would_replace_is_refused(home: Path, word: str) -> None:
+    for executor in (run.LocalExecutor(ntasks_per_node=8), slurm(home)):
+        with pytest.raises(RecipeError, match=r"Executor: it cannot pass --.*: NeMo-Run would replace what begins"):
+            requested(executor, script_args_converter_fn=lambda _: [word], dryrun=False)
+    with pytest.raises(RecipeError, match=r"env_vars\.MINE: NeMo-Run would replace what begins with \$"):
+        requested(run.LocalExecutor(ntasks_per_node=8), recipe={**RECIPE, "env_vars": {"MINE": word}}, dryrun=False)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        run.SlurmTemplate(template_inline="{{ command }}"),
+        run.SlurmRay(),
+        "slurm_ray",
+        run.Torchrun(nsys_profile=True, nsys_gpu_metrics=True),
+    ],
+)
+def test_a_launcher_with_quotes_of_its_own_gets_no_word_that_needs_some(home: Path, launcher: Any) -> None:
+    with pytest.raises(RecipeError, match=r"SlurmExecutor: it cannot pass .*: the launcher puts quotes of its own"):
+        requested(slurm(home, launcher=launcher), recipe=HARD, script_args="bridge", dryrun=False)
+    requested(slurm(home, launcher=launcher), recipe=RECIPE, script_args="bridge", dryrun=False)
+
+
+def test_the_shell_of_a_direct_run_gets_quotes(home: Path) -> None:
+    """NeMo-Run joins the words of a direct run for a shell, and starts a local job without one."""
+    hostile = recipe(checkpoint={"save": f"/x/$(touch {home}/pwned)"})
+    program = home / "program.py"
+    program.write_text("import sys, pathlib; pathlib.Path(sys.argv[0] + '.args').write_text('\\n'.join(sys.argv[1:]))")
+    plugin = OverlapPlugin(recipe=hostile, script_args="bridge")
+    with run.Experiment("direct", executor=run.LocalExecutor(ntasks_per_node=8)) as experiment:
+        experiment.add(script(path=str(program), entrypoint=sys.executable), name="one", plugins=[plugin])
+        task = experiment.jobs[0].task
+        experiment.run(direct=True)
+    assert (home / "program.py.args").read_text().splitlines() == task.args
+    assert f'++checkpoint.save="/x/$(touch {home}/pwned)"' in task.args
+    assert not (home / "pwned").exists()
+
+
 # --- Docker --------------------------------------------------------------------------------------
 
 

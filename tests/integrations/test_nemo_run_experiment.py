@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import nemo_run as run
@@ -27,6 +28,7 @@ import overlapkit
 from overlapkit.errors import OverlapkitError, RecipeError
 from overlapkit.integrations.nemo_run import OverlapPlugin
 from overlapkit.recipe import recipe_from_mapping
+from overlapkit.render.data import to_yaml
 
 __all__ = ["home"]  # the fixture
 
@@ -137,9 +139,10 @@ def test_the_plan_lies_in_the_jobs_folder_as_text_and_json() -> None:
     assert "ENV012 CUDA_DEVICE_MAX_CONNECTIONS=8 set by the user, stays; the plan takes 1\n" in page
 
 
-def test_other_variables_of_the_user_are_not_stored() -> None:
+@pytest.mark.parametrize("env_vars", [None, {"TOKEN": ""}])
+def test_other_variables_of_the_user_are_not_stored(env_vars: dict[str, str] | None) -> None:
     with run.Experiment("secret", executor=local(env_vars={"TOKEN": "do-not-tell"})) as experiment:
-        experiment.add(script(), name="one", plugins=[plugin()])
+        experiment.add(script(), name="one", plugins=[plugin(recipe={**RECIPE, "env_vars": env_vars})])
         dryrun(experiment)
     for path in (folder_of(experiment) / "one").glob("one.overlap_plan.*"):
         assert "do-not-tell" not in path.read_text("utf-8")
@@ -175,10 +178,14 @@ def test_a_packed_file_is_where_the_executors_own_packing_says(home: Path) -> No
         assert executor.package_configs(("x.yaml", "a: 1\n")) == [path_in_job(executor, "x.yaml")]
 
 
-@pytest.mark.parametrize("form", ["mapping", "recipe", "plan"])
-def test_an_experiment_with_a_plugin_can_be_read_again(form: str) -> None:
+@pytest.mark.parametrize("form", ["mapping", "path", "recipe", "plan", "converter"])
+def test_an_experiment_with_a_plugin_can_be_read_again(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(to_yaml(RECIPE), "utf-8")
     given = {
         "mapping": {"recipe": RECIPE},
+        "path": {"recipe": path},
+        "converter": {"script_args_converter_fn": lambda _: ["--mine"]},
         "recipe": {"recipe": recipe_from_mapping(RECIPE)},
         "plan": {"recipe": None, "plan": overlapkit.resolve(recipe(cluster={"num_gpus": 8}))},
     }[form]
@@ -191,11 +198,11 @@ def test_an_experiment_with_a_plugin_can_be_read_again(form: str) -> None:
 # --- refused before anything is submitted ----------------------------------------------------------
 
 
-def refused(executor: Any, **fields: Any) -> str:
+def refused(executor: Any, name: str = "one", **fields: Any) -> str:
     """The line that an experiment ends with; no job is there, and no folder was made."""
     with run.Experiment("refused", executor=executor) as experiment:
         with pytest.raises(OverlapkitError) as caught:
-            experiment.add(script(), name="one", plugins=[plugin(**fields)])
+            experiment.add(script(), name=name, plugins=[plugin(**fields)])
         assert experiment.jobs == []
     assert not folder_of(experiment).exists()
     assert "\n" not in str(caught.value)
@@ -205,6 +212,11 @@ def refused(executor: Any, **fields: Any) -> str:
 def test_a_recipe_for_64_gpus_on_an_executor_of_32(home: Path) -> None:
     line = refused(slurm(home, nodes=4), recipe=recipe(cluster={"num_gpus": 64}))
     assert line == "mapping: cluster.num_gpus: 64, but the executor has 4 nodes × 8 = 32"
+
+
+def test_a_mapping_that_nemo_run_cannot_store() -> None:
+    line = refused(local(), recipe=MappingProxyType(RECIPE))
+    assert line.startswith("OverlapPlugin: NeMo-Run cannot store the recipe, a mappingproxy, with the experiment; give")
 
 
 def test_an_executor_type_that_is_not_known() -> None:
@@ -232,8 +244,25 @@ def test_a_job_folder_in_the_way_of_which_is_a_file(home: Path) -> None:
 
 def test_a_job_folder_that_may_not_be_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What the system says to a user without the right; the tests may run as root, who has it everywhere.
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home)
-    assert refused(local()) == f"{home}: the job's folder cannot be made in it: it may not be written"
+    monkeypatch.setattr(Path, "mkdir", _read_only)
+    assert refused(local()) == f"{home}: the job's folder cannot be made in it: Read-only file system"
+    monkeypatch.undo()
+    assert list(home.iterdir()) == []
+
+
+def test_a_job_folder_where_the_kernel_lets_nobody_write() -> None:
+    executor = local()
+    executor.job_dir = "/proc/job"
+    with pytest.raises(RecipeError, match=r"/proc: the job's folder cannot be made in it: "):
+        plugin().setup(script(), executor)
+
+
+def test_names_as_long_as_a_folder_may_have(home: Path) -> None:
+    with run.Experiment("long", executor=local()) as experiment:
+        experiment.add(script(), name="n" * 240, plugins=[plugin()])
+        dryrun(experiment)
+    assert stored(experiment, "n" * 150, "n" * 240)["ok"] is True
+    assert refused(local(), name="n" * 256).endswith("the job's folder cannot be made in it: File name too long")
 
 
 def test_a_job_folder_that_cannot_be_written_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +272,10 @@ def test_a_job_folder_that_cannot_be_written_when_it_is_made(monkeypatch: pytest
         monkeypatch.setattr(Path, "write_text", _full)
         with pytest.raises(RecipeError, match=r"one\.overlap_plan\.txt: cannot be written: No space left on device"):
             make()
+
+
+def _read_only(*_: Any, **__: Any) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def _full(*_: Any, **__: Any) -> None:

@@ -165,6 +165,27 @@ def test_sizes_of_another_job_are_refused_and_nothing_is_changed() -> None:
     assert config.env_vars == {}
 
 
+def test_env_vars_that_are_no_mapping_are_refused_and_nothing_is_changed() -> None:
+    config = as_objects(True)
+    config.env_vars = [("NCCL_DEBUG", "INFO")]
+    with pytest.raises(RecipeError, match="the task's config: env_vars: a mapping of names to values, not a list"):
+        set_up(config)
+    assert config == Container(comm_overlap=CommOverlap(), env_vars=[("NCCL_DEBUG", "INFO")])
+
+
+def test_a_configuration_that_refuses_leaves_the_executor_alone() -> None:
+    @dataclass(frozen=True)
+    class Frozen:
+        tp_comm_overlap: bool = False
+
+    for config in (Container(model=Frozen()), Container(comm_overlap=Frozen())):
+        executor, task = local(), run.Partial(pretrain)
+        task.config = config
+        with pytest.raises(RecipeError, match="a Frozen does not take the plan's"):
+            OverlapPlugin(recipe=RECIPE).setup(task, executor)
+        assert executor.env_vars == {}
+
+
 def test_userbuffers_that_a_run_config_has_no_field_for_are_refused() -> None:
     @dataclass
     class Bare:

@@ -153,6 +153,17 @@ def test_bridges_env_vars_say_what_the_process_has() -> None:
     assert "secret" not in " ".join(task.args)
 
 
+def test_a_secret_that_the_recipe_names_too_stays_where_the_user_set_it(said: list[str]) -> None:
+    seen: list[ScriptArgs] = []
+    executor = local(env_vars={"WANDB_API_KEY": "secret"})
+    given = {**recipe(software={"megatron_bridge": "0.6.2"}), "env_vars": {"WANDB_API_KEY": "", "NCCL_DEBUG": "INFO"}}
+    task = set_up(executor, recipe=given, script_args="bridge")
+    set_up(executor, recipe=given, script_args_converter_fn=lambda args: seen.append(args) or [])
+    assert executor.env_vars["WANDB_API_KEY"] == "secret"
+    assert "++env_vars.NCCL_DEBUG=INFO" in task.args
+    assert not any("WANDB_API_KEY" in text for text in (*task.args, *said, *seen[0].env))
+
+
 def test_flags_of_megatron_lm_follow_for_its_recipes() -> None:
     task = set_up(local(), recipe=MEGATRON_LM, script_args="auto")
     assert task.args[:2] == ["--tensor-model-parallel-size", "2"]
@@ -186,8 +197,9 @@ def test_vboost_is_what_perf_env_plugin_ran_on_slurm(tmp_path: Path) -> None:
     ]
 
 
-def test_an_inline_script_takes_no_arguments(said: list[str]) -> None:
-    task = set_up(local(), run.Script(inline="env"), script_args="auto")
+@pytest.mark.parametrize("path", ["", "ignored.py"])
+def test_an_inline_script_takes_no_arguments(said: list[str], path: str) -> None:
+    task = set_up(local(), run.Script(inline="env", path=path), script_args="auto")
     assert task.args == []
     assert any("an inline script takes no arguments" in line for line in said)
 
@@ -235,8 +247,14 @@ class Unknown(run.Executor):
         (Unknown, {}, "OverlapPlugin: Unknown is no executor whose size and environment are known; known are Local"),
         (local, {"recipe": IMPOSSIBLE}, "mapping would fail with 1 error: EP024"),
         (lambda: local(env_vars={"NCCL_DEBUG": 1}), {},
-         "LocalExecutor.env_vars: NCCL_DEBUG: the value is 1, and an environment holds text; write '1'"),
-        (lambda: local(env_vars={"NCCL_DEBUG": None}), {}, "LocalExecutor.env_vars: NCCL_DEBUG: the value is null"),
+         "LocalExecutor.env_vars: NCCL_DEBUG: the value is of type int, and an environment holds text; write it in"),
+        (lambda: local(env_vars={"NCCL_DEBUG": None}), {}, "LocalExecutor.env_vars: NCCL_DEBUG: the value is of type"),
+        (lambda: local(env_vars={"A": "b\0c"}), {}, "LocalExecutor.env_vars: A: no environment can hold it"),
+        (lambda: local(env_vars={"A=B": "c"}), {}, "LocalExecutor.env_vars: A=B: no environment can hold it"),
+        (lambda: local(env_vars={"": "c"}), {}, "LocalExecutor.env_vars: '': no environment can hold it"),
+        (lambda: local(nodes=0), {}, "LocalExecutor: 0 nodes, which is no number of them"),
+        (lambda: local(ntasks_per_node="8"), {}, "LocalExecutor: '8' processes per node, which is no number"),
+        (lambda: local(ntasks_per_node=None), {}, "LocalExecutor: null processes per node, which is no number"),
         (lambda: local(env_vars=None), {}, "LocalExecutor.env_vars: a mapping of names to texts, not null"),
         (local, {"recipe": None}, "OverlapPlugin: it takes a recipe or a plan, and has neither"),
         (local, {"plan": "plan.json"}, "OverlapPlugin: it takes a recipe or a plan, and has both"),
@@ -247,16 +265,44 @@ class Unknown(run.Executor):
         (local, {"script_args": "argparse"}, "script_args is 'argparse'; use one of auto, bridge"),
         (local, {"manual_gc_interval": 0}, "OverlapPlugin: manual_gc_interval is 0; give steps"),
         (local, {"script_args_converter_fn": lambda args: "--x"}, "script_args_converter_fn returns '--x'"),
+        (local, {"script_args_converter_fn": lambda args: None}, "script_args_converter_fn returns null; return a"),
+        (local, {"script_args_converter_fn": "mine"}, "script_args_converter_fn is 'mine'; give a function"),
     ],
 )  # fmt: skip
 def test_it_is_refused_in_one_line_and_nothing_is_changed(make: Any, fields: dict[str, Any], says: str) -> None:
     executor, task = make(), script(args=["--mine"])
-    before = dict(executor.env_vars) if executor.env_vars is not None else None
+    before = copy.deepcopy(vars(executor))
     with pytest.raises(OverlapkitError) as caught:
         set_up(executor, task, **fields)
     assert str(caught.value).startswith(says)
     assert "\n" not in str(caught.value)
-    assert (executor.env_vars, task.args) == (before, ["--mine"])
+    assert (vars(executor), task.args) == (before, ["--mine"])
+
+
+def test_a_task_that_is_none_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"OverlapPlugin: the task is 'train\.py'; give a run\.Script"):
+        set_up(local(), "train.py")
+    with pytest.raises(RecipeError, match=r"run\.Script\.args: a list of texts, not null"):
+        set_up(local(), script(args=None))
+
+
+@pytest.mark.parametrize("slashes", [1, 30])
+def test_a_folder_with_a_name_that_no_file_system_takes_is_refused(tmp_path: Path, slashes: int) -> None:
+    executor = local()
+    executor.job_dir = str(tmp_path / "/".join(["x" * (300 // min(slashes, 2))] * slashes))
+    with pytest.raises(RecipeError, match="the job's folder cannot be made in it: File name too long"):
+        set_up(executor)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_outside_an_experiment_the_plan_is_written_at_once(tmp_path: Path) -> None:
+    executor = local()
+    executor.job_dir = str(tmp_path / "job")
+    set_up(executor)
+    assert sorted(path.name for path in (tmp_path / "job").iterdir()) == [
+        "job.overlap_plan.json",
+        "job.overlap_plan.txt",
+    ]
 
 
 def test_a_plan_with_errors_may_be_let_through(said: list[str]) -> None:

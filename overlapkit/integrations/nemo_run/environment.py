@@ -18,16 +18,23 @@ from overlapkit.resolver import resolve
 class Environment:
     """``variables``: each name of the plan and of the recipe with the value that the process gets.
 
-    ``kept`` are those among them that the user set on the executor or the script, which nobody overwrites.
+    ``kept`` are those among them that the user set on the executor or the script, which nobody overwrites; ``private``
+    are those among the kept that the plan does not know, such as a token, whose values are written down nowhere.
     """
 
     variables: Mapping[str, str]
     kept: frozenset[str]
+    private: frozenset[str]
 
     @property
     def added(self) -> dict[str, str]:
         """What is to be set beside the user's own."""
         return {name: value for name, value in self.variables.items() if name not in self.kept}
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What may stand in arguments, configurations and stored plans."""
+        return {name: value for name, value in self.variables.items() if name not in self.private}
 
 
 def text_variables(variables: Any, owner: str) -> dict[str, str]:
@@ -41,10 +48,11 @@ def text_variables(variables: Any, owner: str) -> dict[str, str]:
     for name, value in variables.items():
         if not isinstance(name, str):
             raise RecipeError(f"a variable's name is text, not {shown(name)}", source=owner)
-        if not isinstance(value, str):
-            hint = f"write {str(value)!r}" if isinstance(value, (int, float)) else "give it text, or take it out"
-            problem = f"the value is {shown(value)}, and an environment holds text"
-            raise RecipeError(problem, source=owner, path=name, hint=hint)
+        if not isinstance(value, str):  # which may be a secret: its type is enough
+            problem = f"the value is of type {type(value).__name__}, and an environment holds text"
+            raise RecipeError(problem, source=owner, path=name, hint="write it in quotes, or take it out")
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise RecipeError("no environment can hold it", source=owner, path=name or "''")
     return dict(variables)
 
 
@@ -76,7 +84,7 @@ def users_variables(task: Any, executor: Any, ours: Mapping[str, str], *, group_
         if isinstance(entry, Mapping) and "value" in entry:
             found |= text_variables({entry.get("name"): entry["value"]}, f"{kind}.env_list")
     if isinstance(task, run.Script):
-        found |= text_variables(task.env, "run.Script.env")
+        found |= text_variables(task.env or {}, "run.Script.env")
     return found
 
 
@@ -95,7 +103,8 @@ def environment_of(plan: Plan, recipe: Recipe | None, given: Mapping[str, str]) 
     """What the process will see of the plan's variables and the recipe's."""
     wanted = {**plan.env, **((recipe.env_vars if recipe else None) or {})}
     kept = frozenset(name for name in wanted if name in given)
-    return Environment(variables={**wanted, **{name: given[name] for name in kept}}, kept=kept)
+    variables = {**wanted, **{name: given[name] for name in kept}}
+    return Environment(variables=variables, kept=kept, private=kept - set(plan.env))
 
 
 def differences(plan: Plan, environment: Environment) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from overlapkit.errors import RecipeError
@@ -72,7 +74,9 @@ class ExecutorState:
         executor.setup_lines, self.setup_lines = own + lines, lines
 
     def add(self, plugin: Any, task: Any, executor: Any) -> None:
-        """Remembers the task; outside an experiment the executor is one task's at a time."""
+        """Remembers the task, and the state on the executor; outside an experiment that is one task's at a time."""
+        executor.__dict__[_ON_EXECUTOR] = self
+        self.folder.follow()
         if not executor.experiment_id:
             self.tasks = []
         if self.index(task) == len(self.tasks):
@@ -81,19 +85,34 @@ class ExecutorState:
 
 
 def state_of(executor: Any) -> ExecutorState:
-    """The state of an executor; a copy of an executor has one of its own."""
+    """The state of an executor, which ``add`` puts there; a copy of an executor has one of its own."""
     state: ExecutorState | None = executor.__dict__.get(_ON_EXECUTOR)
     if state is None or state.folder.executor is not executor:
-        state = ExecutorState(JobFolder(executor))
-        executor.__dict__[_ON_EXECUTOR] = state
+        return ExecutorState(JobFolder(executor))
     return state
 
 
-def set_arguments(script: Any, words: list[str]) -> None:
-    """Appends the arguments, in place of those that were appended to this script or to what it is a copy of."""
+def set_arguments(script: Any, words: list[str], *, without_a_shell: bool) -> None:
+    """Appends the arguments, in place of those that were appended to this script or to what it is a copy of.
+
+    Those for a program that starts ``without_a_shell`` have no quotes: they get some where a shell reads them after
+    all, in an experiment that is run with ``direct=True``.
+    """
     before = script.__dict__.get(_ON_SCRIPT, [])
     kept = script.args
     if before and script.args[-len(before) :] == before:
         kept = script.args[: -len(before)]
     script.args = [*kept, *words]
     script.__dict__[_ON_SCRIPT] = words
+    script.__dict__.pop("to_command", None)
+    if without_a_shell:
+        script.to_command = partial(_command, script)
+
+
+def _command(script: Any, **options: Any) -> list[str]:
+    """NeMo-Run names a file for the command of a job, and none where it hands the command to a shell of its own."""
+    command: list[str] = type(script).to_command(script, **options)
+    if options.get("filename"):
+        return command
+    ours = script.__dict__[_ON_SCRIPT]
+    return [shlex.quote(word) if word in ours else word for word in command]

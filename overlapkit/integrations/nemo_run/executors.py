@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import nemo_run as run
+from nemo_run.core.execution.launcher import SlurmTemplate
 
-from overlapkit.errors import RecipeError, printable
+from overlapkit.errors import RecipeError, printable, shown
 from overlapkit.recipe.place import Place
 from overlapkit.recipe.sections import Recipe
 
@@ -29,6 +30,11 @@ EXECUTORS = (
 _UNQUOTED_EXPORTS = (run.SlurmExecutor, run.DGXCloudExecutor, run.KubeflowExecutor)
 _SAFE_VALUE = re.compile(r"[A-Za-z0-9_@%+=:,./^-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What NeMo-Run's and TorchX's string templates replace, in arguments and in the values of variables.
+_REPLACED = re.compile(
+    r"\$(\$|\{?(head_node_ip_var|nproc_per_node_var|num_nodes_var|node_rank_var|het_group_host_var"
+    r"|ft_launcher_cfg_path_var|img_root|base_img_root|app_id|replica_id|rank0_env)\b)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +68,24 @@ def launch_size(executor: Any, *, group_index: int = 0) -> LaunchSize:
     """Nodes and devices per node of an executor; ``group_index`` is the task's place in a group with own resources.
 
     Raises:
-        RecipeError: workers of Ray that differ.
+        RecipeError: it has none, or workers of Ray that differ.
     """
+    nodes, per_node = _nodes_and_devices(executor, group_index)
+    for number, unit in ((nodes, "nodes"), (per_node, "processes per node")):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise RecipeError(f"{shown(number)} {unit}, which is no number of them", source=type(executor).__name__)
+    return LaunchSize(nodes=nodes, devices_per_node=per_node)
+
+
+def _nodes_and_devices(executor: Any, group_index: int) -> tuple[Any, Any]:
     if _is_kuberay(executor):
         return _ray_workers(executor)
     if not isinstance(executor, run.SlurmExecutor):
-        return LaunchSize(nodes=executor.nnodes(), devices_per_node=executor.nproc_per_node())
+        return executor.nnodes(), executor.nproc_per_node()
     if group_index < len(executor.resource_group):
         request = executor.resource_group[group_index]
-        return LaunchSize(nodes=request.nodes, devices_per_node=_slurm_devices(request, None, executor.launcher))
-    per_node = _slurm_devices(executor, executor.torchrun_nproc_per_node, executor.launcher)
-    return LaunchSize(nodes=executor.nnodes(), devices_per_node=per_node)
+        return request.nodes, _slurm_devices(request, None, executor.launcher)
+    return executor.nnodes(), _slurm_devices(executor, executor.torchrun_nproc_per_node, executor.launcher)
 
 
 def _is_kuberay(executor: Any) -> bool:
@@ -81,24 +94,23 @@ def _is_kuberay(executor: Any) -> bool:
     return "nemo_run.core.execution.kuberay.KubeRayExecutor" in names
 
 
-def _ray_workers(executor: Any) -> LaunchSize:
+def _ray_workers(executor: Any) -> tuple[Any, Any]:
     per_worker = {group.gpus_per_worker for group in executor.worker_groups}
     if len(per_worker) != 1 or None in per_worker:
         raise RecipeError("its worker groups need gpus_per_worker, the same in all", source="KubeRayExecutor")
-    return LaunchSize(nodes=sum(group.replicas for group in executor.worker_groups), devices_per_node=per_worker.pop())
+    return sum(group.replicas for group in executor.worker_groups), per_worker.pop()
 
 
-def _slurm_devices(request: Any, torchrun_nproc_per_node: int | None, launcher: Any) -> int:
+def _slurm_devices(request: Any, torchrun_nproc_per_node: int | None, launcher: Any) -> Any:
     """As SlurmExecutor.nproc_per_node, before and after it prepares its launcher, which moves the tasks to torchrun.
 
     It takes gpus_per_task for the number where srun starts several tasks of a GPU each: the tasks are the processes.
     """
     if torchrun_nproc_per_node:
         return torchrun_nproc_per_node
-    tasks: int = request.ntasks_per_node
-    if tasks > 1 or is_torchrun(launcher):
-        return tasks
-    return request.gpus_per_node or request.gpus_per_task or tasks
+    if request.ntasks_per_node != 1 or is_torchrun(launcher):
+        return request.ntasks_per_node
+    return request.gpus_per_node or request.gpus_per_task or 1
 
 
 def is_torchrun(launcher: Any) -> bool:
@@ -133,6 +145,8 @@ def check_exports(executor: Any, recipe: Recipe) -> None:
         path = f"env_vars.{printable(name)}"
         if not _VARIABLE.fullmatch(name) or "\0" in value:
             raise place.error(path, "no environment can hold it")
+        if _REPLACED.search(value):
+            raise place.error(path, "NeMo-Run would replace what begins with $")
         if not isinstance(executor, _UNQUOTED_EXPORTS):
             continue
         kind = type(executor).__name__
@@ -152,12 +166,15 @@ def shell_words(executor: Any, words: Iterable[str]) -> list[str]:
     Raises:
         RecipeError: the program would get an argument otherwise.
     """
-    torchrun = is_torchrun(executor.launcher)
-    shell = not isinstance(executor, run.LocalExecutor) and getattr(executor, "workdir_pvc", "") is not None
+    torchrun, shell = is_torchrun(executor.launcher), _starts_a_shell(executor)
     found = []
     for word in words:
+        if _REPLACED.search(word):
+            raise _cannot_pass(executor, word, "NeMo-Run would replace what begins with $")
         if torchrun and not shell and shlex.quote(word) != word:
             raise _cannot_pass(executor, word, "NeMo-Run puts quotes around it for torchrun, which gets them too")
+        if _quotes_the_command(executor) and shlex.quote(word) != word:
+            raise _cannot_pass(executor, word, "the launcher puts quotes of its own around the command")
         quoted = word if torchrun or not shell else shlex.quote(word)
         if isinstance(executor, run.DockerExecutor):  # which puts the whole command between double quotes
             if torchrun and "'" in word:
@@ -165,6 +182,25 @@ def shell_words(executor: Any, words: Iterable[str]) -> list[str]:
             quoted = quoted.replace("\\", "\\\\").replace('"', '\\"')
         found.append(quoted)
     return found
+
+
+def without_a_shell(executor: Any) -> bool:
+    """Whether the job's program is started with a run.Script's arguments as they are."""
+    return not is_torchrun(executor.launcher) and not _starts_a_shell(executor)
+
+
+def _starts_a_shell(executor: Any) -> bool:
+    return not isinstance(executor, run.LocalExecutor) and getattr(executor, "workdir_pvc", "") is not None
+
+
+def _quotes_the_command(executor: Any) -> bool:
+    """Slurm's: a template is somebody's text (escaped as HTML), and nsys with GPU metrics is quoted for bash -c."""
+    launcher = executor.launcher
+    if not isinstance(executor, run.SlurmExecutor) or launcher is None:
+        return False
+    if launcher == "slurm_ray" or isinstance(launcher, SlurmTemplate):
+        return True
+    return not isinstance(launcher, str) and launcher.nsys_profile and launcher.nsys_gpu_metrics
 
 
 def _cannot_pass(executor: Any, word: str, problem: str) -> RecipeError:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import nemo_run as run
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from overlapkit.integrations.nemo_run.script_args import ScriptArgs
 
 _CONFIGS = "configs"  # where executors keep what they pack for the job
+_LONGEST_NAME = 150  # of a task in a file's name, which holds 255 bytes
 
 
 @dataclass(slots=True)
@@ -38,7 +40,8 @@ class JobFolder:
     packed: dict[str, str] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def follow(self) -> None:
+        """Lets the executor write the files when it makes the folder."""
         # Methods of ours, not closures: a deep copy of the executor then has a copy of this beside it.
         self.executor.create_job_dir = self._create_job_dir
         self.executor.package_configs = self._package_configs
@@ -75,13 +78,17 @@ def check_writable(folder: str) -> None:
     Raises:
         RecipeError: what is there is no folder, or one that may not be written.
     """
-    path = Path(folder)
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    if not path.is_dir():
-        raise RecipeError("the job's folder cannot be made in it: it is no folder", source=str(path))
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise RecipeError("the job's folder cannot be made in it: it may not be written", source=str(path))
+    there = Path(folder)
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise RecipeError("the job's folder cannot be made in it: it is no folder", source=str(there))
+    try:  # What may be written is found out by writing: not every file system tells. NeMo-Run wants to make it itself.
+        with TemporaryDirectory(prefix=".overlapkit-", dir=there) as made:
+            (Path(made) / Path(folder).relative_to(there)).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise RecipeError(f"the job's folder cannot be made in it: {why}", source=str(there)) from None
 
 
 def path_in_job(executor: Any, name: str) -> str:
@@ -103,7 +110,7 @@ def task_name(executor: Any) -> str:
     """The name of the task that an experiment gave the executor, fit for a file's name."""
     local = isinstance(executor, run.LocalExecutor)
     name = Path(executor.job_dir).name if local else getattr(executor, "job_name", "")
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name) or "task"
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:_LONGEST_NAME] or "task"
 
 
 def reports(task: str, executor: Any, size: LaunchSize, args: ScriptArgs, said: Sequence[str]) -> dict[str, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nemo_run as run
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from overlapkit.errors import PlanError, RecipeError, shown
 from overlapkit.integrations.nemo_run import environment as environments
@@ -47,7 +49,13 @@ def prepare(plugin: OverlapPlugin, task: Any, executor: Any) -> Launch:
     """
     if plugin.on_error not in ("refuse", "warn"):
         raise RecipeError(f"on_error is {shown(plugin.on_error)}", source="OverlapPlugin", hint="use refuse or warn")
+    if not isinstance(task, (run.Script, run.Partial, run.Config)):
+        raise RecipeError(f"the task is {shown(task)}", source="OverlapPlugin", hint="give a run.Script or run.Partial")
+    if isinstance(task, run.Script) and not isinstance(task.args, (list, tuple)):
+        raise RecipeError(f"a list of texts, not {shown(task.args)}", source="run.Script.args")
     executors.check_known(executor)
+    if executor.experiment_id:
+        _check_storable(plugin.recipe)
     state = state_of(executor)
     size = executors.launch_size(executor, group_index=state.index(task))
     if executor.job_dir:
@@ -80,8 +88,9 @@ def apply(launch: Launch, plugin: OverlapPlugin) -> None:
     said = list(environments.differences(args.plan, args.environment))
     for sentence in said:
         logger.warning(sentence)
-    launch.state.set_environment(executor, args.environment)
+    # The task first: the objects that a task carries may refuse.
     said += _set_on_script(launch) if isinstance(task, run.Script) else _set_on_partial(launch)
+    launch.state.set_environment(executor, args.environment)
     if plugin.enable_vboost and isinstance(executor, run.SlurmExecutor):
         launch.state.set_setup_lines(executor, executors.vboost_lines(executor))
     launch.state.add(plugin, task, executor)
@@ -92,6 +101,8 @@ def apply(launch: Launch, plugin: OverlapPlugin) -> None:
         folder.reports.update(job_folder.reports(name, executor, launch.size, args, said))
         if launch.script.userbuffers is not None:
             folder.packed[job_folder.userbuffers_name(executor, args.plan)] = launch.script.userbuffers
+        if not executor.experiment_dir or Path(executor.experiment_dir).exists():  # nobody will make it
+            folder.write()
 
 
 # --- the plan ------------------------------------------------------------------------------------
@@ -105,7 +116,7 @@ def _resolved(
         raise RecipeError(f"it takes a recipe or a plan, and has {both}", source="OverlapPlugin")
     if plugin.plan is not None:
         return None, _plan_given(plugin, size)
-    recipe = executors.with_size(_loaded(plugin.recipe, plugin.overrides), size)
+    recipe = executors.with_size(_loaded(plugin.recipe, plugin.overrides or ()), size)
     executors.check_exports(executor, recipe)
     return recipe, environments.plan_for(recipe, given)
 
@@ -137,6 +148,18 @@ def _judge(plan: Plan, on_error: str) -> None:
         logger.warning(str(error))
 
 
+def _check_storable(recipe: Any) -> None:
+    """NeMo-Run stores an experiment with its plugins, after it has made the folders."""
+    if not isinstance(recipe, Mapping):
+        return
+    try:
+        ZlibJSONSerializer().serialize(recipe)
+    except Exception:  # whatever its serialisation raises
+        problem = f"NeMo-Run cannot store the recipe, a {type(recipe).__name__}, with the experiment"
+        hint = "give its path, or a dict of plain values"
+        raise RecipeError(problem, source="OverlapPlugin", hint=hint) from None
+
+
 def _collection_interval(plugin: OverlapPlugin) -> int | None:
     interval = plugin.manual_gc_interval
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
@@ -150,14 +173,14 @@ def _collection_interval(plugin: OverlapPlugin) -> int | None:
 
 def _script(plugin: OverlapPlugin, script: Any, args: ScriptArgs) -> Written:
     found = written(plugin.script_args, args, plugin.script_args_converter_fn)
-    if found.words and not script.path:  # of an inline script NeMo-Run drops them
+    if found.words and script.inline:  # of an inline script NeMo-Run drops them
         sentence = "an inline script takes no arguments: the plan's are not appended"
         return Written(cannot_express=(sentence,))
     return found
 
 
 def _set_on_script(launch: Launch) -> list[str]:
-    set_arguments(launch.task, list(launch.words))
+    set_arguments(launch.task, list(launch.words), without_a_shell=executors.without_a_shell(launch.executor))
     if launch.words:
         logger.info("appended to the script: %s", " ".join(launch.words))
     for sentence in launch.script.cannot_express:

@@ -9,7 +9,7 @@ from typing import Any
 
 import nemo_run as run
 
-from overlapkit.errors import RecipeError
+from overlapkit.errors import RecipeError, shown
 from overlapkit.integrations.nemo_run.script_args import ScriptArgs
 from overlapkit.live_objects import SECTIONS, write_settings
 from overlapkit.render.bridge_userbuffers import COMM_OVERLAP, preset_tree
@@ -61,7 +61,7 @@ def set_on_config(config: Any, args: ScriptArgs) -> tuple[str, ...]:
         _make_default(config, section)
     done = [_set_overlap(config, args)]
     if hasattr(config, "env_vars"):
-        config.env_vars = {**(config.env_vars or {}), **args.environment.variables}
+        config.env_vars = {**(config.env_vars or {}), **args.env}
         done.append("env_vars")
     train = getattr(config, "train", None)
     if args.manual_gc_interval is not None and train is not None:
@@ -85,7 +85,8 @@ def check_config(name: str, config: Any, args: ScriptArgs) -> None:
     """Raises where the plan cannot be put on a configuration.
 
     Raises:
-        RecipeError: the configuration's sizes are not those of the plan, or its class has no place for userbuffers.
+        RecipeError: the configuration's sizes are not those of the plan, its env_vars are no mapping, or its class has
+            no place for userbuffers.
     """
     source = f"the task's {name}"
     for field, short in _SIZES.items():
@@ -93,6 +94,10 @@ def check_config(name: str, config: Any, args: ScriptArgs) -> None:
         planned = getattr(args.plan.parallelism, short)
         if isinstance(size, int) and size != planned:
             raise RecipeError(f"{size}, but the plan is for {planned}", source=source, path=f"model.{field}")
+    named = config.__arguments__ if isinstance(config, run.Config) else {"env_vars": getattr(config, "env_vars", None)}
+    variables = named.get("env_vars")
+    if variables is not None and not isinstance(variables, Mapping):
+        raise RecipeError(f"a mapping of names to values, not {shown(variables)}", source=source, path="env_vars")
     fitting = _fitting(config, args)
     lost = [path for path, value in args.plan.settings.items() if value is not None and path not in fitting]
     if lost and _requests(config, args) is None:
@@ -113,13 +118,17 @@ def _set_overlap(config: Any, args: ScriptArgs) -> str:
     requests = _requests(config, args)
     if requests is not None:
         for field, value in requests.items():
-            setattr(config.comm_overlap, field, value)
+            try:
+                setattr(config.comm_overlap, field, value)
+            except Exception as error:  # a frozen class, a run.Config of a class without the field
+                text = f"a {type(config.comm_overlap).__name__} does not take the plan's requests: {error}"
+                raise RecipeError(text, path=f"comm_overlap.{field}") from None
         # Bridge's set-up writes these only with the distributed optimizer.
         write_settings(args.plan.settings, model=None, optimizer=optimizer, ddp=ddp)
         return "comm_overlap"
+    write_settings(_fitting(config, args), model=model, optimizer=optimizer, ddp=ddp)
     if hasattr(config, "comm_overlap"):
         config.comm_overlap = None
-    write_settings(_fitting(config, args), model=model, optimizer=optimizer, ddp=ddp)
     return f"the settings of {', '.join(SECTIONS)}"
 
 

@@ -4,7 +4,8 @@
 # knows Optional[X] but not X | None.
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Optional
 
 import nemo_run as run
@@ -36,10 +37,16 @@ class OverlapPlugin(run.Plugin):  # type: ignore[misc]
     overrides: list[str] = field(default_factory=list)
     on_error: Literal["refuse", "warn"] = "refuse"
     script_args: Optional[Literal["auto", "bridge", "megatron-lm"]] = "auto"  # noqa: UP045
-    script_args_converter_fn: Optional[Callable[[ScriptArgs], list[str]]] = None  # noqa: UP045
+    # Not a field: NeMo-Run stores the fields, and of functions it can store only those of a module.
+    script_args_converter_fn: InitVar[Optional[Callable[[ScriptArgs], list[str]]]] = None  # noqa: UP045
     manual_gc: bool = False
     manual_gc_interval: int = 100
     enable_vboost: bool = False
+
+    def __post_init__(self, script_args_converter_fn: Optional[Callable[[ScriptArgs], list[str]]]) -> None:  # noqa: UP045
+        self.script_args_converter_fn = script_args_converter_fn
+        if isinstance(self.recipe, Path):  # which NeMo-Run does not store
+            self.recipe = str(self.recipe)
 
     def setup(self, task: Any, executor: Any) -> None:
         """Called by NeMo-Run for each task with its executor, before anything is submitted.

@@ -19,9 +19,10 @@ FORMS = ("auto", "bridge", "megatron-lm")
 class ScriptArgs:
     """What a converter gets. ``recipe`` is None where the plugin was given a plan alone.
 
-    ``env`` holds the variables of the plan and of the recipe as the process will see them. ``manual_gc_interval``,
-    in steps, is None unless garbage collection by hand was asked for. ``userbuffers_path`` is where the job finds the
-    file of userbuffers that --tp-comm-overlap-cfg of Megatron-LM names.
+    ``env`` holds the variables of the plan and of the recipe as the process will see them, without those of the recipe
+    alone that the user set elsewhere, which may be secrets. ``manual_gc_interval``, in steps, is None unless garbage
+    collection by hand was asked for. ``userbuffers_path`` is where the job finds the file of userbuffers that
+    --tp-comm-overlap-cfg of Megatron-LM names.
     """
 
     recipe: Recipe | None
@@ -32,7 +33,7 @@ class ScriptArgs:
 
     @property
     def env(self) -> dict[str, str]:
-        return dict(self.environment.variables)
+        return self.environment.told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,10 @@ def written(form: str | None, args: ScriptArgs, converter: Callable[[ScriptArgs]
     if form is not None and form not in FORMS:
         raise RecipeError(f"script_args is {shown(form)}", hint=f"use one of {', '.join(FORMS)}, or None")
     if converter is not None:
+        if not callable(converter):
+            raise RecipeError(f"script_args_converter_fn is {shown(converter)}", hint="give a function")
         words = converter(args)
-        if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+        if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
             raise RecipeError(f"script_args_converter_fn returns {shown(words)}", hint="return a list of texts")
         return Written(words=tuple(words))
     megatron_lm = args.plan.target.framework == MEGATRON_LM if form in ("auto", None) else form == "megatron-lm"
@@ -80,8 +83,8 @@ def _bridge(recipe: Recipe, args: ScriptArgs) -> Written:
     from overlapkit.render.bridge import bridge_overrides
 
     # Bridge's env_vars say what the process has, so that a value that the user set is not asked for otherwise.
-    plan = replace(args.plan, env=args.environment.variables)
-    words, said = bridge_overrides(recipe, plan, leaves=True)
+    plan = replace(args.plan, env=args.env)
+    words, said = bridge_overrides(replace(recipe, env_vars=None), plan, leaves=True)
     return Written(words=words, cannot_express=said)
 
 
