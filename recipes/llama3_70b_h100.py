@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from overlapkit.comm_overlap import CommOverlapConfig
+from overlapkit.plan import SETTINGS
 from overlapkit.render.text import print_plan
 
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -57,7 +58,9 @@ def llama3_70b_pretrain_config(cfg: Any = None) -> Any:
     overlap = comm_overlap()
     if cfg is None:
         cfg = SimpleNamespace(**{section: SimpleNamespace() for section in SECTIONS}, env_vars={})
-        cfg.model.overlap_moe_expert_parallel_comm = False  # every model of Megatron-Core has it
+        for path in SETTINGS:  # as Megatron's own classes have them before the set-up
+            section, _, name = path.partition(".")
+            setattr(getattr(cfg, section), name, None)
         cfg.comm_overlap = overlap
     else:
         cfg.comm_overlap = overlap.to_bridge()

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from overlapkit.comm_overlap import CommOverlapConfig
+from overlapkit.plan import SETTINGS
 from overlapkit.render.text import print_plan
 
 
@@ -39,7 +40,9 @@ def qwen3_32b_finetune_config(cfg: Any = None) -> Any:
     if cfg is None:
         sections = {name: SimpleNamespace() for name in ("model", "train", "optimizer", "ddp")}
         cfg = SimpleNamespace(**sections, env_vars={}, comm_overlap=overlap)
-        cfg.model.overlap_moe_expert_parallel_comm = False  # every model of Megatron-Core has it
+        for path in SETTINGS:  # as Megatron's own classes have them before the set-up
+            section, _, name = path.partition(".")
+            setattr(getattr(cfg, section), name, None)
     else:
         cfg.comm_overlap = overlap.to_bridge()
     cfg.model.num_layers, cfg.model.hidden_size, cfg.model.seq_length = 64, 5120, 16384

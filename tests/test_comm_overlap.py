@@ -27,6 +27,7 @@ from comm_overlap_cases import (
     optimizer,
     set_up,
 )
+from omegaconf import OmegaConf
 
 import overlapkit
 from overlapkit.comm_overlap import CommOverlapConfig, SetupError
@@ -164,6 +165,10 @@ def test_a_model_that_answers_for_its_transformer() -> None:
 def test_the_fields_that_initialization_reads_are_set_on_any_model() -> None:
     found = after(config())
     assert (found.tp_comm_overlap, found.tp_comm_overlap_cfg, found.tp_comm_bootstrap_backend) == (True, None, "nccl")
+    bare = model()
+    del bare.tp_comm_overlap
+    config().setup(bare, optimizer(), ddp(), software=SOFTWARE)
+    assert bare.tp_comm_overlap is True
     assert not hasattr(after(config(tp_comm_overlap=False)), "tp_comm_overlap_cfg")
 
 
@@ -189,6 +194,80 @@ def test_a_model_that_lacks_a_field_is_refused() -> None:
     del found.overlap_moe_expert_parallel_comm
     with pytest.raises(AssertionError, match="the model has no overlap_moe_expert_parallel_comm"):
         config().setup(found, optimizer(), ddp(), software=SOFTWARE)
+
+
+@pytest.mark.parametrize("name", ["tensor_model_parallel_size", "pipeline_model_parallel_size"])
+def test_so_is_one_without_a_size(name: str) -> None:
+    with pytest.raises(SetupError, match=f"the model has no {name}"):
+        after(config(), **{name: None})
+
+
+class Number:
+    """A flag of numpy's, or a tensor of one number."""
+
+    def __init__(self, value: Any) -> None:
+        self.item = lambda: value
+
+
+def test_numbers_of_other_packages_are_numbers() -> None:
+    found = model(tensor_model_parallel_size=Number(4), sequence_parallel=Number(True))
+    target = ddp()
+    config(bucket_size=Number(7), data_parallel_size=Number(2)).setup(found, optimizer(), target, software=SOFTWARE)
+    assert found.tp_comm_overlap is True
+    assert target.bucket_size == 7
+    assert target.overlap_grad_reduce is True
+
+
+def test_a_sequence_of_another_package_is_read() -> None:
+    experts = {"expert_model_parallel_size": 8, "num_moe_experts": 8, "moe_token_dispatcher_type": "alltoall"}
+    with pytest.raises(SetupError, match="recompute_modules"):
+        after(
+            config(overlap_moe_expert_parallel_comm=True),
+            **experts,
+            bf16=True,
+            recompute_granularity="selective",
+            recompute_modules=OmegaConf.create(["moe"]),
+        )
+
+
+def test_bridge_tests_sequence_parallel_for_truth() -> None:
+    assert after(config(), sequence_parallel=1).tp_comm_overlap is True
+    assert after(config(), sequence_parallel=None).tp_comm_overlap is False
+
+
+@pytest.mark.parametrize("size", ["2", 1.5, -1, object()])
+def test_a_size_of_data_parallelism_is_a_whole_number(size: Any) -> None:
+    with pytest.raises(RecipeError, match=r"comm_overlap\.data_parallel_size: expected a whole number"):
+        after(config(data_parallel_size=size))
+
+
+@pytest.mark.parametrize("size", [-1, "4", 4.0, object()])
+def test_what_is_no_size_is_refused_by_its_name(size: Any) -> None:
+    with pytest.raises(RecipeError, match=r"model\.tensor_model_parallel_size: expected a whole number"):
+        after(config(), tensor_model_parallel_size=size)
+
+
+@pytest.mark.parametrize("name", ["bucket_size", "overlap_p2p_comm", "wgrad_deferral_limit"])
+def test_what_is_asked_for_and_is_no_value_is_not_taken_for_nothing(name: str) -> None:
+    with pytest.raises(RecipeError, match=rf"comm_overlap\.{name}: expected"):
+        after(config(**{name: object()}))
+
+
+def test_software_is_a_section() -> None:
+    with pytest.raises(RecipeError, match="software: expected a mapping"):
+        config().setup(model(), optimizer(), ddp(), software="nemo:26.04")  # type: ignore[arg-type]
+
+
+def test_where_an_object_cannot_be_set_none_has_changed() -> None:
+    class Frozen(SimpleNamespace):
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise TypeError("frozen")
+
+    found = (model(), optimizer(), Frozen(**vars(ddp())))
+    before = [dict(vars(owner)) for owner in found]
+    with pytest.raises(RecipeError, match=r"ddp\.overlap_grad_reduce: a Frozen does not take"):
+        config().setup(*found, software=SOFTWARE)
+    assert [dict(vars(owner)) for owner in found] == before
 
 
 def test_what_bridge_asserts_raises_with_the_code_and_changes_nothing() -> None:

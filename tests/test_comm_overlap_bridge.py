@@ -28,7 +28,7 @@ from overlapkit.presets import load_preset
 def test_a_config_holds_its_own_copy_of_a_preset() -> None:
     first, second = config(tp_comm_overlap_cfg=userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192), config()
     second.tp_comm_overlap_cfg = userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192
-    first.tp_comm_overlap_cfg.qkv_fprop.aggregate = True  # type: ignore[union-attr]
+    first.tp_comm_overlap_cfg.qkv_fprop.aggregate = True
     assert second.tp_comm_overlap_cfg == userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192
     assert userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192.qkv_fprop.aggregate is False  # type: ignore[union-attr]
     assert after(first).tp_comm_overlap_cfg["qkv_fprop"]["aggregate"] is True
@@ -102,6 +102,17 @@ def test_a_presets_name_as_an_override() -> None:
     overlap = config()
     overridden(overlap, f"tp_comm_overlap_cfg={PRESET}")
     assert after(overlap).tp_comm_overlap_cfg == load_preset(PRESET).userbuffers
+
+
+def test_it_is_a_structured_configuration_of_omegaconf() -> None:
+    overlap = config(tp_comm_overlap_cfg=userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192)
+    structured = OmegaConf.structured(overlap)
+    merged = OmegaConf.merge(structured, OmegaConf.from_dotlist(["tp_comm_overlap_cfg.qkv_fprop.aggregate=true"]))
+    again: Any = OmegaConf.to_object(merged)
+    assert OmegaConf.to_object(structured) == overlap
+    assert again.tp_comm_overlap_cfg.qkv_fprop.aggregate is True
+    assert overlap.tp_comm_overlap_cfg == userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192
+    assert after(again).tp_comm_overlap_cfg["qkv_fprop"]["aggregate"] is True
 
 
 # --- Bridge's own class --------------------------------------------------------------------------------

@@ -202,6 +202,7 @@ def test_fp8_gets_a_preset_of_its_own() -> None:
         ({"num_gpus": 30}, "cluster.num_gpus: 30 GPUs cannot be split"),
         ({"precision": "fp9"}, "mixed_precision: 'fp9' is not a precision recipe"),
         ({"hidden_size": -1}, "model.hidden_size: expected a whole number of at least 1, got -1"),
+        ({"tensor_model_parallel_size": "4"}, "model.tensor_model_parallel_size: expected a whole number"),
         ({"software": {"framework": "megatron-lm"}}, "software.framework: a recipe for Megatron-LM"),
     ],
 )

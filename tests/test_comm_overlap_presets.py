@@ -66,6 +66,15 @@ def test_every_preset_is_an_attribute_with_its_own_values(name: str) -> None:
     assert name in dir(comm_overlap)
 
 
+def test_importing_everything_brings_the_classes_and_the_presets() -> None:
+    """As it does from Bridge's module."""
+    found: dict[str, Any] = {}
+    exec("from overlapkit.comm_overlap import *", found)
+    classes = {"CommOverlapConfig", "SetupError", "TPOverlapCfg", "TransformerLayerTPOverlapCfg"}
+    classes |= {"BulkOverlapCfg", "PipelineOverlapCfg", "RingExchangeOverlapCfg"}
+    assert found.keys() - {"__builtins__"} == classes | set(preset_names())
+
+
 def test_a_misspelt_preset_is_named() -> None:
     with pytest.raises(AttributeError, match="did you mean userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048"):
         _ = comm_overlap.userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen204

@@ -15,30 +15,24 @@ CommOverlapConfig that is given one holds a copy, and so does ``copy.deepcopy``.
 
 from __future__ import annotations
 
-from overlapkit.comm_overlap.config import CommOverlapConfig, SetupError
-from overlapkit.comm_overlap.userbuffers import (
-    BulkOverlapCfg,
-    PipelineOverlapCfg,
-    RingExchangeOverlapCfg,
-    TPOverlapCfg,
-    TransformerLayerTPOverlapCfg,
-)
-
-__all__ = [
-    "BulkOverlapCfg",
-    "CommOverlapConfig",
-    "PipelineOverlapCfg",
-    "RingExchangeOverlapCfg",
-    "SetupError",
-    "TPOverlapCfg",
-    "TransformerLayerTPOverlapCfg",
-]
+from overlapkit.comm_overlap.config import CommOverlapConfig as CommOverlapConfig
+from overlapkit.comm_overlap.config import SetupError as SetupError
+from overlapkit.comm_overlap.userbuffers import BulkOverlapCfg as BulkOverlapCfg
+from overlapkit.comm_overlap.userbuffers import PipelineOverlapCfg as PipelineOverlapCfg
+from overlapkit.comm_overlap.userbuffers import RingExchangeOverlapCfg as RingExchangeOverlapCfg
+from overlapkit.comm_overlap.userbuffers import TPOverlapCfg as TPOverlapCfg
+from overlapkit.comm_overlap.userbuffers import TransformerLayerTPOverlapCfg as TransformerLayerTPOverlapCfg
 
 
 def __getattr__(name: str) -> TransformerLayerTPOverlapCfg:
     from overlapkit.comm_overlap.userbuffers import preset
     from overlapkit.errors import RecipeError
 
+    if name == "__all__":  # which `import *` asks for: the presets too, as from Bridge's module
+        from overlapkit.presets import preset_names
+
+        classes = [each for each, value in globals().items() if isinstance(value, type)]
+        return [*classes, *preset_names()]  # type: ignore[return-value]
     if name.startswith("userbuffers_"):
         try:
             return preset(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
-from overlapkit.comm_overlap.userbuffers import Lockable, TransformerLayerTPOverlapCfg
+from overlapkit.comm_overlap.userbuffers import Lockable
 from overlapkit.errors import OverlapkitError
 
 if TYPE_CHECKING:
@@ -32,12 +32,13 @@ class CommOverlapConfig(Lockable):
     Only YAML that Bridge is to read again needs Bridge's own class, which ``to_bridge`` returns.
 
     ``bucket_size`` counts parameters; ``wgrad_deferral_limit`` microbatches; ``data_parallel_size`` GPUs, without
-    context parallelism, and Bridge overwrites it. ``tp_comm_overlap_cfg`` may also be what Bridge refuses: a
-    preset's name (as an override on the command line gives it), the path of a YAML file, or a mapping of layers.
+    context parallelism, and Bridge overwrites it. ``tp_comm_overlap_cfg`` is a TransformerLayerTPOverlapCfg or None,
+    or what Bridge refuses: a preset's name (as an override on the command line gives it), the path of a YAML file, or a
+    mapping of layers.
     """
 
     tp_comm_overlap: bool
-    tp_comm_overlap_cfg: TransformerLayerTPOverlapCfg | Mapping[str, Any] | str | Path | None = None
+    tp_comm_overlap_cfg: Any = None  # OmegaConf.structured takes no union of what may stand here
     tp_comm_bootstrap_backend: str | None = "nccl"
     overlap_p2p_comm: bool | None = None
     batch_p2p_comm: bool | None = None
@@ -160,7 +161,7 @@ class CommOverlapConfig(Lockable):
         from overlapkit.recipe import recipe_from_mapping
 
         if sequence_parallel is None:
-            sequence_parallel = tensor_model_parallel_size > 1
+            sequence_parallel = isinstance(tensor_model_parallel_size, int) and tensor_model_parallel_size > 1
         mapping = {
             "cluster": {"gpu": gpu, "num_gpus": num_gpus},
             "software": software,

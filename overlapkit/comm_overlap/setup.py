@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlapkit.comm_overlap.config import SetupError
 from overlapkit.comm_overlap.userbuffers import userbuffers_of
-from overlapkit.errors import RecipeError, printable
+from overlapkit.errors import RecipeError, printable, shown
 from overlapkit.plan import Decision, reason
 
 if TYPE_CHECKING:
@@ -19,9 +19,10 @@ LOGGER = logging.getLogger("overlapkit.comm_overlap")
 BRIDGE = "megatron-bridge"
 # What Bridge's set-up reads of a model, and nothing else: a plan of the whole would judge what it does not look at.
 # Source: megatron-bridge training/comm_overlap.py, utils/cuda_graph.py.
+_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 _NEEDED = (
-    *("tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size"),
-    *("virtual_pipeline_model_parallel_size", "overlap_moe_expert_parallel_comm"),
+    *_SIZES,
+    *("sequence_parallel", "virtual_pipeline_model_parallel_size", "overlap_moe_expert_parallel_comm"),
 )
 _ALSO_READ = ("context_parallel_size", "delay_wgrad_compute")
 _READ_FOR_EP = (
@@ -46,6 +47,7 @@ def set_up(config: CommOverlapConfig, model: Any, optimizer: Any, ddp: Any, soft
     from overlapkit.resolver import resolve
 
     lacking = [name for name in _NEEDED if not hasattr(model, name)]
+    lacking += [name for name in _SIZES if getattr(model, name, 1) is None]
     if lacking:
         raise SetupError(f"the model has no {', '.join(lacking)}, which the set-up of communication overlap reads")
     dist_opt = None not in (optimizer, ddp) and bool(getattr(ddp, "use_distributed_optimizer", False))
@@ -71,23 +73,35 @@ def _mapping(config: CommOverlapConfig, model: Any, ddp: Any, software: Mapping[
     asked = vars(config.user_comm_overlap_cfg)
     for_ep = asked["overlap_moe_expert_parallel_comm"] or asked["delay_wgrad_compute"]
     model = _part(model, (*_NEEDED, *_ALSO_READ, *(_READ_FOR_EP if for_ep else ())))
-    model.gradient_accumulation_fusion = bool(getattr(model, "gradient_accumulation_fusion", False))
+    for name in ("sequence_parallel", "gradient_accumulation_fusion"):  # which Bridge tests for truth
+        setattr(model, name, bool(plain(getattr(model, name, False))))
     if asked["tp_comm_overlap"] not in (True, False, None):
         hint = "CommOverlapConfig.decide and from_recipe choose"
         raise RecipeError("expected true or false", path="comm_overlap.tp_comm_overlap", hint=hint)
     userbuffers = userbuffers_of(asked["tp_comm_overlap_cfg"])
-    overlap = {name: plain(value) for name, value in asked.items()}
+    # A value without a plain form stays, and is refused with its name.
+    overlap = {name: value if plain(value) is None else plain(value) for name, value in asked.items()}
     # As a dump of Bridge has its dataclass.
     overlap["tp_comm_overlap_cfg"] = None if userbuffers is None else {"_target_": "", **userbuffers}
     mapping = recipe_mapping(
         model=model, ddp=_part(ddp, _READ_OF_DDP), comm_overlap=overlap, software=_software(software)
     )
-    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    num_gpus = config.data_parallel_size or 1
-    for name in sizes:
+    num_gpus = _data_parallel_size(config)
+    for name in (*_SIZES, "context_parallel_size"):
         size = mapping["model"].get(name, 1)
-        num_gpus *= size if isinstance(size, int) else 1  # what is no size is refused with its name
+        num_gpus *= size if isinstance(size, int) and size > 0 else 1  # what is no size is refused with its name
     return {**mapping, "cluster": {"num_gpus": num_gpus}}
+
+
+def _data_parallel_size(config: CommOverlapConfig) -> int:
+    from overlapkit.live_objects import plain
+
+    given = config.data_parallel_size
+    size = plain(given)
+    if given is not None and not (isinstance(size, int) and size >= 0):
+        text = f"expected a whole number of at least 0, got {shown(given)}"
+        raise RecipeError(text, path="comm_overlap.data_parallel_size")
+    return size or 1
 
 
 def _part(owner: Any, names: Iterable[str]) -> SimpleNamespace:
@@ -101,6 +115,8 @@ def _software(given: Mapping[str, Any] | None) -> dict[str, Any]:
     if given is None:
         found = {name: version_here(module, package) for name, (module, package) in _PACKAGES.items()}
         return {**{name: text for name, text in found.items() if text is not None}, "transformer_engine": "detect"}
+    if not isinstance(given, Mapping):
+        raise RecipeError(f"expected a mapping, got {shown(given)}", path="software")
     if given.get("framework", BRIDGE) != BRIDGE:
         hint = "overlapkit.integrations.megatron.apply sets a plan for Megatron-LM on its objects"
         raise RecipeError("this set-up is Megatron-Bridge's", path="software.framework", hint=hint)

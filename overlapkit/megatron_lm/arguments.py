@@ -8,7 +8,7 @@ abbreviations. Source: Megatron-LM training/arguments.py parse_args; CPython's a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ _ELSEWHERE = {
     "--yaml-cfg": "the configuration is in the file that --yaml-cfg names, not in these flags",
     "--use-checkpoint-args": "--use-checkpoint-args takes the model from the checkpoint, over what these flags say",
 }
+_KINDS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 _AT_LEAST = {"size": 1, "sizes": 1, "count": 0}
 
 
@@ -33,7 +34,8 @@ class Arguments:
 
     ``values`` maps dotted recipe fields to values, ``lines`` to 1-based lines. ``unknown`` pairs a field with the word
     whose value only a run could tell; the field is empty where the word may be any flag. ``strangers`` are words that
-    this parser does not take, ``ignored`` counts flags that no field of a recipe stands for. ``notes`` are sentences.
+    this parser does not take, ``ignored`` counts flags that no field of a recipe stands for; ``others`` is what these
+    say, by the name that Megatron-LM's own fields have. ``notes`` are sentences.
     """
 
     values: Mapping[str, Any]
@@ -41,6 +43,7 @@ class Arguments:
     unknown: tuple[tuple[str, Word], ...]
     strangers: tuple[Word, ...]
     ignored: int
+    others: Mapping[str, Any]
     notes: tuple[str, ...]
 
 
@@ -69,6 +72,7 @@ def read_arguments(words: Sequence[Word], *, core: Version | str | None, source:
     ranks: dict[str, int] = {}
     unknown: list[tuple[str, Word]] = []
     strangers: list[Word] = []
+    others: dict[str, Any] = {}
     notes, ignored = [], 0
     for given in _given(words, flags, source):
         if given.flag is None:
@@ -83,7 +87,9 @@ def read_arguments(words: Sequence[Word], *, core: Version | str | None, source:
             strangers.append(given.word)
             continue
         said = meanings.get(given.flag.meaning, ())
-        ignored += not said
+        if not said:
+            ignored += 1
+            others |= _other(given.flag, given.values)
         for field, kind, rank in said:
             value = _value(field, kind, given, source)
             if rank <= ranks.get(field, rank):
@@ -97,6 +103,7 @@ def read_arguments(words: Sequence[Word], *, core: Version | str | None, source:
         unknown=tuple(unknown),
         strangers=tuple(strangers),
         ignored=ignored,
+        others=others,
         notes=tuple(notes),
     )
 
@@ -186,6 +193,21 @@ def _value(field: str, kind: str, given: _Given, source: str) -> Found:
         if least is not None and item < least:
             raise fail(f"takes a whole number of at least {least}, not {item}")
     return Found(value, word)
+
+
+def _other(flag: Flag, words: Sequence[Word]) -> dict[str, Any]:
+    """What a flag says that no field of a recipe stands for; nothing where only a run could tell."""
+    if flag.do in ("true", "false"):
+        return {flag.dest: flag.do == "true"}
+    kind = _KINDS.get(flag.kind or "")
+    texts = [word.text for word in words if word.text is not None]
+    if flag.do != "store" or kind is None or not texts or len(texts) < len(words):
+        return {}
+    try:
+        values = [kind(text) for text in texts]
+    except ValueError:
+        return {}
+    return {flag.dest: values[0] if len(values) == 1 else values}
 
 
 def _error(flag: Flag, problem: str, word: Word, source: str) -> RecipeError:

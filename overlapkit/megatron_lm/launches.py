@@ -70,6 +70,7 @@ def _outcome(launch: Launch, core: str, source: str, overrides: Sequence[str]) -
     lines |= {f"env_vars.{name}": word.line for name, word in (exports or {}).items()}
     mapping = recipe_of(arguments, cluster=cluster, env_vars=env_vars)
     recipe = recipe_from_mapping(mapping, overrides, source=source, lines=lines)
+    recipe = replace(recipe, others={name: {**arguments.others, **own} for name, own in recipe.others.items()})
     unknown = _unknown(arguments, exports or {}, recipe)
     if unknown:
         raise _asks_for(unknown, source)
@@ -109,7 +110,12 @@ def _read(launch: Launch, core: str, source: str) -> Arguments:
     if not own.strangers:
         return own
     every = read_arguments(launch.arguments, core=None, source=source)
-    return replace(own, values={**every.values, **own.values}, lines={**every.lines, **own.lines})
+    return replace(
+        own,
+        values={**every.values, **own.values},
+        lines={**every.lines, **own.lines},
+        others={**every.others, **own.others},
+    )
 
 
 def _text(word: Word) -> str:

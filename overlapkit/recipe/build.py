@@ -20,6 +20,7 @@ MAX_TEXT = 4_000
 PEFT_SCHEMES = ("lora", "dora", "canonical_lora", "vlm_lora")
 NO_PEFT = ("none", "null", "full")
 _OWN_BUILDERS = ("mixed_precision", "comm_overlap")
+_SINGLE = (bool, int, float, str)
 
 
 def build_recipe(value: Mapping[str, Any], place: Place) -> Recipe:
@@ -42,6 +43,7 @@ def build_recipe(value: Mapping[str, Any], place: Place) -> Recipe:
         written=_written(value, place, is_dump),
         overridden=place.overridden,
         foreign_keys=_foreign_keys(value, place, is_dump),
+        others={name: _others(name, value.get(name)) for name in ("model", "optimizer", "ddp")},
         lines=place.lines,
         **parsed,
     )
@@ -108,6 +110,20 @@ def _fields(name: str, body: Any, place: Place) -> dict[str, Any]:
             continue
         values[key] = _value(item, spec, f"{name}.{key}", place)
     return values
+
+
+def _others(name: str, body: Any) -> dict[str, Any]:
+    """The single values, and lists of such, for which the section has no field."""
+    fields = specs_of(name)
+    return {
+        key: item
+        for key, item in (body or {}).items()
+        if key not in fields and (isinstance(item, _SINGLE) or (isinstance(item, list) and _all_single(item)))
+    }
+
+
+def _all_single(items: list[Any]) -> bool:
+    return all(isinstance(item, _SINGLE) for item in items)
 
 
 def _extras(name: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -317,8 +317,9 @@ class Recipe:
 
     ``written`` holds the dotted paths whose values are the user's: all of a hand-written recipe's, in a
     Bridge dump the overrides. ``overridden`` are those that came from the command line. ``foreign_keys``
-    are keys that only some versions know, with the indices of these. ``lines`` gives the 1-based line of
-    a path where a file has it.
+    are keys that only some versions know, with the indices of these. ``others`` are the plain values of model,
+    optimizer and ddp that no rule reads, by section: Megatron-Core's constructors do. ``lines`` gives the 1-based line
+    of a path where a file has it.
     """
 
     source: str
@@ -340,4 +341,5 @@ class Recipe:
     written: frozenset[str] = frozenset()
     overridden: frozenset[str] = frozenset()
     foreign_keys: tuple[tuple[str, str], ...] = ()
+    others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)

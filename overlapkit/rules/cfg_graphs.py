@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from overlapkit.facts import Facts
 from overlapkit.rules.ep import graph_field, graphs_off
+from overlapkit.rules.ep_experts import has_dense_layers
 from overlapkit.rules.registry import MEGATRON_CORE, MEGATRON_LM, Finding, State, Verdict, refusal, rule
 
 _SOURCE = "megatron-core transformer/transformer_config.py and transformer/cuda_graph_config.py"
@@ -123,11 +124,9 @@ def _layer_problem(f: Facts, said: tuple[str, ...], name: str) -> str | None:
         return f"{name} without experts" if name in ("moe", "moe_router") or takes_router else None
     if name == "moe" and router:
         return "moe and its router are both there"
-    frequency = model.moe_layer_freq
-    if frequency is None:
-        frequency = 1 if f.recipe.is_dump or f.megatron_lm else 0
-    every = frequency == 1 or (isinstance(frequency, list) and 0 not in frequency)
-    return "mlp where every layer has experts" if name == "mlp" and every else None
+    if name != "mlp" or (model.moe_layer_freq is None and not f.recipe.is_dump and not f.megatron_lm):
+        return None
+    return None if has_dense_layers(model.moe_layer_freq) else "mlp where every layer has experts"
 
 
 @rule("CFG028", source=_SOURCE, core=">=0.16.0")

@@ -25,7 +25,7 @@ def layers_for_inference(f: Facts, s: State) -> Finding:
     usual = "RMSNorm" if model.multi_latent_attention or not known else "LayerNorm"
     norm = model.normalization or usual
     biases = known if model.add_bias_linear is None else model.add_bias_linear
-    experts = model.num_moe_experts is not None
+    experts = bool(model.num_moe_experts)
     lacks = {
         f"normalization {norm}": norm != "RMSNorm",
         "add_bias_linear": biases,

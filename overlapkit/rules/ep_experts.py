@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import Any
 
 from overlapkit.facts import Facts
 from overlapkit.rules.ep import EP_OVERLAP, alltoall, fields_of_experts_off, overlap_off
@@ -31,13 +33,15 @@ def fields_of_no_experts(f: Facts, s: State) -> Iterable[Verdict]:
         yield refusal("model.num_moe_experts", "a model without experts has null", fix, 0)
     if width is None or (experts is not None and (experts > 0 or f.bridge)):
         return
-    if (f.bridge and not f.recipe.is_dump) or (f.core_in(">=0.18.0") and _has_dense_layers(f)):
+    if (f.bridge and not f.recipe.is_dump) or (f.core_in(">=0.18.0") and has_dense_layers(model.moe_layer_freq)):
         return
     yield refusal("model.moe_ffn_hidden_size", "num_moe_experts is null", "set model.moe_ffn_hidden_size=null", width)
 
 
-def _has_dense_layers(f: Facts) -> bool:
-    frequency = f.recipe.model.moe_layer_freq
+def has_dense_layers(frequency: Any) -> bool:
+    """Whether a ``moe_layer_freq`` leaves layers without experts."""
+    if isinstance(frequency, str):  # Megatron-LM evaluates it, as ([0]*3+[1]*58)
+        return "0" in re.findall(r"\d+", frequency)
     return 0 in frequency if isinstance(frequency, list) else isinstance(frequency, int) and frequency > 1
 
 

@@ -14,9 +14,9 @@ def refused_by_installed_core(section: str, message: str, version: str, *, named
     """The installed Megatron-Core refuses to construct the recipe's configuration.
 
     Found by ``overlapkit resolve --validate``, which constructs the real TransformerConfig, OptimizerConfig and
-    DistributedDataParallelConfig with the plan's settings. The text is Megatron-Core's own. What an error of the plan
-    says already is not said again. A warning where the recipe names a release that is not the installed one: that may
-    accept it.
+    DistributedDataParallelConfig with the plan's settings. The text is Megatron-Core's own, of the first thing that it
+    refuses, whether or not a rule found it before. A warning where the recipe names a release that is not the installed
+    one: that may accept it.
 
     Why: the job would stop at the same point, after it was scheduled.
     Fix: change what the message names.

@@ -207,7 +207,7 @@ def test_a_frozen_object_is_refused_before_another_one_changes() -> None:
 
     model, optimizer, _ = objects()
     before = values(model, optimizer)
-    with pytest.raises(RecipeError, match="ddp: a Frozen does not take the plan's settings"):
+    with pytest.raises(RecipeError, match=r"ddp\.overlap_grad_reduce: a Frozen does not take the plan's"):
         apply(resolve(BASE), model, optimizer, Frozen(), on_error="warn")
     assert values(model, optimizer) == before
 

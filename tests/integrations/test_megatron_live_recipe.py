@@ -181,6 +181,16 @@ def test_a_backend_without_the_flex_dispatcher_is_not_asked_for() -> None:
 # --- the number of GPUs -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("older", ["enable_cuda_graph", "external_cuda_graph"])
+def test_the_older_names_of_cuda_graphs_are_not_said_twice(older: str) -> None:
+    """Megatron-Core makes cuda_graph_impl of them, and leaves them on."""
+    live = model(**{older: True})
+    assert live.cuda_graph_impl != "none" and getattr(live, older)
+    recipe = from_megatron(live, gpu="h100", num_gpus=8, software={"megatron_core": "0.16.1"})
+    assert recipe.model.cuda_graph_impl == live.cuda_graph_impl
+    assert "CFG026" not in errors(resolve(recipe))
+
+
 def test_the_size_of_the_job_comes_from_the_launcher() -> None:
     assert from_megatron(model(), gpu="h100", environ={"WORLD_SIZE": "64"}).cluster.num_gpus == 64
     assert from_megatron(model(), gpu="h100", num_gpus=8, environ={"WORLD_SIZE": "64"}).cluster.num_gpus == 8

@@ -13,12 +13,14 @@ from typing import Any
 
 import megatron.core
 import pytest
+import torch
+from megatron.core.transformer import TransformerConfig
 from typer.testing import CliRunner
 
 from overlapkit import RecipeError, resolve, resolver
 from overlapkit.cli import app
 from overlapkit.facts import Facts
-from overlapkit.integrations.megatron import validate
+from overlapkit.integrations.megatron import from_megatron, validate
 from overlapkit.integrations.megatron.packages import megatron_core
 from overlapkit.plan import Decision, Plan
 from overlapkit.rules import documented
@@ -90,17 +92,24 @@ def test_the_codes_have_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "code"),
+    ("fields", "code", "said"),
     [
-        ({"num_attention_heads": 7}, "CFG006"),
-        ({"num_layers": 7}, "PP006"),
-        ({"wgrad_deferral_limit": -1, "defer_embedding_wgrad_compute": True}, "PP011"),
+        ({"num_query_groups": 3}, "CFG006", "num_query_groups (3) must be a multiple or divisor of tensor_model"),
+        (
+            {"wgrad_deferral_limit": -1, "defer_embedding_wgrad_compute": True},
+            "PP011",
+            "Wgrad deferral limit should be greater",
+        ),
     ],
 )
-def test_what_the_plan_says_already_is_not_said_twice(fields: dict[str, Any], code: str) -> None:
+def test_what_a_rule_says_already_is_told_in_megatron_cores_words_too(
+    fields: dict[str, Any], code: str, said: str
+) -> None:
     plan = validate(with_model(**fields))
-    assert code in {decision.code for decision in plan.decisions if decision.severity == "error"}
-    assert new(plan, "CFG018") == []
+    assert [decision.code for decision in plan.decisions if decision.severity == "error"][-2:] == [code, "CFG018"]
+    (decision,) = new(plan, "CFG018")
+    assert said in decision.because
+    assert decision.raised_by == "megatron-core"
 
 
 @pytest.mark.usefixtures("no_rule_knows")
@@ -108,6 +117,64 @@ def test_an_error_about_something_else_hides_no_refusal() -> None:
     recipe = {**with_model(**RECOMPUTE), "env_vars": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}}
     found = {decision.code for decision in validate(recipe).decisions if decision.severity == "error"}
     assert {"ENV011", "CFG018"} <= found
+
+
+# --- fields that no rule reads ------------------------------------------------------------------------
+
+MOE = {
+    "num_moe_experts": 8,
+    "expert_model_parallel_size": 2,
+    "add_bias_linear": False,
+    "moe_token_dispatcher_type": "alltoall",
+    "recompute_granularity": "selective",
+    "recompute_modules": ["moe_act"],
+}
+
+
+def test_they_are_constructed_with_too() -> None:
+    assert "only supported with moe_grouped_gemm" in new(validate(with_model(**MOE)), "CFG018")[0].because
+    recipe = with_model(**MOE, moe_grouped_gemm=True)
+    assert validate(recipe) == resolve(recipe)
+    (refused,) = new(validate(with_model(cpu_offloading=True, cpu_offloading_num_layers=9)), "CFG018")
+    assert "CPU offloading" in refused.because
+    optimizer = {**BASE, "optimizer": {"optimizer_cpu_offload": True, "lr": 1e-4}}
+    assert validate(optimizer) == resolve(optimizer)
+
+
+def test_so_are_those_of_live_objects() -> None:
+    sizes = {**BASE["model"], "bf16": True, "pipeline_dtype": torch.bfloat16}
+    made = TransformerConfig(**sizes, **MOE, moe_grouped_gemm=True)
+    software = BASE["software"]
+    recipe = from_megatron(made, gpu="h100", num_gpus=16, software=software, environ={})
+    assert recipe.others["model"]["moe_grouped_gemm"] is True
+    assert new(validate(recipe), "CFG018") == []
+
+
+@pytest.mark.parametrize(("flag", "code"), [("--moe-grouped-gemm", 0), ("", 1), ("--attention-dropout $UNKNOWN", 1)])
+def test_so_are_the_flags_of_a_launch_script(flag: str, code: int, tmp_path: Path) -> None:
+    script = tmp_path / "pretrain.sh"
+    moe = "--num-experts 8 --disable-bias-linear --recompute-granularity selective --recompute-modules moe_act"
+    sizes = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --micro-batch-size 1 --global-batch-size 8"
+    script.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py --bf16 {sizes} {moe} {flag}\n")
+    done = command("--megatron-lm-args", str(script), "cluster.gpu=h100", "cluster.num_gpus=8")
+    assert done.exit_code == code
+    assert ("only supported with moe_grouped_gemm" in " ".join(done.stdout.split())) is bool(code)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"apply_rope_fusion": True},  # kernels of this machine's Transformer Engine
+        {"moe_permute_fusion": True, **MOE, "moe_grouped_gemm": True},
+        {"activation_func_fp8_input_store": True},  # asks for an activation function, which no recipe holds
+        {"attention_backend": "AttnBackend.auto"},  # a form of its class
+        {"activation_func": "silu"},
+        {"init_method_std": "0.02"},
+        {"moe_router_dtype": None},
+    ],
+)
+def test_but_not_those_whose_check_is_about_something_else(field: dict[str, Any]) -> None:
+    assert new(validate(with_model(**field)), "CFG018") == []
 
 
 # --- other releases -----------------------------------------------------------------------------------
@@ -133,6 +200,17 @@ def test_where_the_recipe_names_no_release_the_installed_one_counts() -> None:
     plan = validate(recipe)
     assert [decision.severity for decision in new(plan, "CFG018")] == ["error"]
     assert len(new(plan, "CFG019")) == 1
+
+
+@pytest.mark.parametrize("value", ["a\0b", "a\udc80b"])
+def test_a_variable_that_no_process_can_have_is_not_megatron_cores_refusal(value: str) -> None:
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTORCH_CUDA_ALLOC_CONF": value + "\0"}
+    before = dict(os.environ)
+    plan = validate({**BASE, "env_vars": environment})
+    (told,) = new(plan, "CFG019")
+    assert "nothing was constructed: no variable can have this value" in told.because
+    assert new(plan, "CFG018") == []
+    assert dict(os.environ) == before
 
 
 # --- sizes that are not given -------------------------------------------------------------------------
@@ -195,6 +273,27 @@ def test_transformer_engines_bare_metapackage_is_named(tmp_path: Path) -> None:
     (line,) = in_another_process(tmp_path, "transformer_engine", text).stdout.splitlines()
     assert line.startswith("megatron-core cannot be imported here (RuntimeError: Found empty `transformer-engine` meta")
     assert line.endswith("a broken Transformer Engine keeps it from importing: pip uninstall transformer-engine")
+
+
+def test_what_a_package_prints_is_no_part_of_the_answer(tmp_path: Path) -> None:
+    done = in_another_process(tmp_path, "megatron", "print('welcome'); raise ImportError('not today')")
+    expected = "megatron-core cannot be imported here (not today): pip install 'overlapkit[megatron]'"
+    assert done.stdout.splitlines() == [expected]
+    assert "welcome" in done.stderr
+
+
+def test_nor_is_what_its_constructors_print(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def talkative(self: Any) -> None:
+        print("welcome")
+        constructed(self)
+
+    constructed = TransformerConfig.__post_init__
+    monkeypatch.setattr(TransformerConfig, "__post_init__", talkative)
+    validate(BASE)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "welcome\n")
 
 
 # --- the command --------------------------------------------------------------------------------------

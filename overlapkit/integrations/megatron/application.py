@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator
 from copy import copy
 from typing import Any, Literal
 
 from overlapkit.errors import PlanError, RecipeError, printable, shown
 from overlapkit.integrations.megatron.environment import world_size
-from overlapkit.integrations.megatron.packages import said_by
+from overlapkit.integrations.megatron.packages import quietly, said_by
 from overlapkit.live_objects import SECTIONS, write_settings
 from overlapkit.plan import Decision, Plan, reason, refuse_errors
 
@@ -53,6 +52,9 @@ def apply(
         PlanError: the plan has errors, or an object's own check refuses a setting.
         RecipeError: the plan was made for other sizes than the objects', or sets what they do not have.
     """
+    if not isinstance(plan, Plan):
+        hint = "overlapkit.resolve(recipe) returns one"
+        raise RecipeError(f"{shown(plan)} is no plan", source="apply", hint=hint)
     if on_error not in ("refuse", "warn"):
         raise RecipeError(f"on_error is refuse or warn, not {shown(on_error)}", source="apply")
     if on_error == "refuse":
@@ -124,11 +126,7 @@ def _missing_fields(plan: Plan, objects: dict[str, Any]) -> Iterator[str]:
 def _changed(section: str, owner: Any, plan: Plan) -> Any:
     """A copy of an object with the settings."""
     duplicate = _copied(owner)
-    try:
-        write_settings(plan.settings, only=(section,), **{"model": None, section: duplicate})
-    except Exception as error:  # a frozen class, a property without a setter
-        text = f"a {type(owner).__name__} does not take the plan's settings: {said_by(error)}"
-        raise RecipeError(text, source=plan.recipe, path=section) from None
+    write_settings(plan.settings, only=(section,), **{"model": None, section: duplicate})
     return duplicate
 
 
@@ -144,7 +142,11 @@ def _refusals(owner: Any, changed: Any) -> Iterator[str]:
 
 def _copied(owner: Any) -> Any:
     """A copy that its check may change: Megatron-Core's checks append to lists."""
-    duplicate = copy(owner)
+    try:
+        duplicate = copy(owner)
+    except Exception as error:
+        text = f"a {type(owner).__name__} cannot be copied, to try the settings on: {said_by(error)}"
+        raise RecipeError(text, source="apply") from None
     for name, value in getattr(duplicate, "__dict__", {}).items():
         if isinstance(value, list):
             object.__setattr__(duplicate, name, list(value))
@@ -154,8 +156,7 @@ def _copied(owner: Any) -> Any:
 def _says(check: Any, owner: Any) -> str | None:
     """What a class's own check raises, in one line."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quietly():
             check(owner)
     except Exception as error:
         return said_by(error)

@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from overlapkit.errors import RecipeError
 from overlapkit.facts import MEGATRON_LM
@@ -19,6 +20,14 @@ from overlapkit.versions import parse_version
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 _LAYER_TYPES = "LayerType."
 _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+# Their checks are about kernels of this machine's Transformer Engine, and about the activation, a function that no
+# recipe holds.
+_NOT_TO_BE_JUDGED = frozenset(
+    {
+        *("apply_rope_fusion", "moe_permute_fusion", "use_precision_aware_optimizer"),
+        *("activation_func_fp8_input_store", "bias_activation_fusion", "use_te_activation_func"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +56,7 @@ def construct(recipe: Recipe, plan: Plan) -> Objects:
 
     Raises:
         MissingPackageError: torch or megatron-core cannot be imported here.
-        RecipeError: sizes are missing without which nothing can be constructed.
+        RecipeError: sizes are missing without which nothing can be constructed, or a variable cannot be set.
     """
     classes = _classes(mla=bool(recipe.model.multi_latent_attention))
     _require_sizes(recipe)
@@ -57,7 +66,8 @@ def construct(recipe: Recipe, plan: Plan) -> Objects:
         for name, made in classes.items():
             known = {field.name for field in fields(made) if field.init}
             lacking += [f"{name}.{field}" for field, value in given[name].items() if field not in known and value]
-            objects[name] = made(**{field: value for field, value in given[name].items() if field in known})
+            found = {field: value for field, value in given[name].items() if field in known}
+            objects[name] = made(**{**_others(recipe, name, made), **found})
     if plan.settings["model.tp_comm_overlap_cfg"] is not None:
         objects["model"].tp_comm_overlap_cfg = plan.settings["model.tp_comm_overlap_cfg"]
     return Objects(**objects, lacking=tuple(lacking))
@@ -72,6 +82,24 @@ def _arguments(recipe: Recipe, plan: Plan) -> dict[str, dict[str, Any]]:
     sections["model"] |= {"params_dtype": dtype, "pipeline_dtype": dtype}
     sections["optimizer"]["params_dtype"] = dtype
     return sections
+
+
+def _others(recipe: Recipe, section: str, made: Any) -> dict[str, Any]:
+    """What the recipe says and no rule reads, where the class has such a field for a value of this kind."""
+    kinds = get_type_hints(made)
+    return {
+        name: value
+        for name, value in recipe.others.get(section, {}).items()
+        if name in kinds and name not in _NOT_TO_BE_JUDGED and _takes(kinds[name], value)
+    }
+
+
+def _takes(kind: Any, value: Any) -> bool:
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    plain = {get_origin(option) or option for option in options}
+    if Literal in plain:
+        plain.add(str)
+    return type(value) in plain or (type(value) is int and float in plain)
 
 
 def _classes(*, mla: bool) -> dict[str, Any]:
@@ -126,8 +154,11 @@ def _at_least(installed: str | None) -> Callable[..., bool]:
 def _set_variable(name: str, value: str | None) -> None:
     if value is None:
         os.environ.pop(name, None)
-    else:
+        return
+    try:
         os.environ[name] = value
+    except ValueError:  # a NUL, or half of a surrogate pair
+        raise RecipeError("no variable can have this value", path=f"env_vars.{name}") from None
 
 
 def _dtype(name: str) -> Any:

@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from overlapkit.errors import RecipeError
+from overlapkit.errors import RecipeError, shown
 from overlapkit.integrations.megatron.environment import loaded, world_size
 from overlapkit.integrations.megatron.packages import version_here
-from overlapkit.live_objects import recipe_mapping
+from overlapkit.live_objects import SECTIONS, recipe_mapping
 from overlapkit.recipe import Recipe, recipe_from_mapping
 from overlapkit.rules.registry import BRIDGE, MEGATRON_LM
 from overlapkit.software import installed_transformer_engine
@@ -67,30 +67,48 @@ def from_megatron(
     Raises:
         RecipeError: no number of GPUs, or a value that no recipe takes; the text names the field.
     """
-    train = {"micro_batch_size": micro_batch_size, "global_batch_size": global_batch_size, **sections.pop("train", {})}
-    cluster = {
-        "gpu": gpu,
-        "num_gpus": _num_gpus(environ) if num_gpus is None else num_gpus,
-        **sections.pop("cluster", {}),
-    }
+    _check(model_config, sections)
+    batch = {"micro_batch_size": micro_batch_size, "global_batch_size": global_batch_size}
+    versions = _software(framework) if software is None else {"framework": framework or _framework()}
+    machine = {"gpu": gpu, "num_gpus": _num_gpus(environ) if num_gpus is None else num_gpus}
     tree = recipe_mapping(
         model=model_config,
         optimizer=optimizer_config,
         ddp=ddp_config,
-        cluster=cluster,
-        software=_software(framework) if software is None else {"framework": framework or _framework(), **software},
-        train=train,
-        comm_overlap=None if comm_overlap is None else dict(comm_overlap),
+        cluster=_section(machine, sections.pop("cluster", None)),
+        software=_section(versions, software),
+        train=_section(batch, sections.pop("train", None)),
+        comm_overlap=comm_overlap,
         env_vars={name: environ[name] for name in VARIABLES if name in environ},
         **sections,
     )
     model = tree["model"]
     if seq_length is not None:
         model["seq_length"] = seq_length
+    if model.get("cuda_graph_impl", "none") != "none":
+        # Megatron-Core leaves the older names on beside what it has made of them.
+        for older in ("enable_cuda_graph", "external_cuda_graph"):
+            model.pop(older, None)
     if model.get("moe_token_dispatcher_type") != "flex":
         # Megatron-Core's default names a backend in every model; only the flex dispatcher has one.
         model.pop("moe_flex_dispatcher_backend", None)
     return recipe_from_mapping(tree, source=SOURCE)
+
+
+def _check(model: Any, sections: Mapping[str, Any]) -> None:
+    if not hasattr(model, "tensor_model_parallel_size"):
+        text, hint = f"{shown(model)} has no tensor_model_parallel_size", "give a TransformerConfig, or what is like it"
+        raise RecipeError(text, path="model", source=SOURCE, hint=hint)
+    for name in (*SECTIONS, "env_vars"):
+        if name in sections:
+            raise RecipeError("the objects and environ say it", path=name, source=SOURCE)
+
+
+def _section(values: dict[str, Any], given: Mapping[str, Any] | None) -> Any:
+    """A section of a recipe; what is given for it, which wins, is refused with the recipe where it is no mapping."""
+    if given is None:
+        return values
+    return {**values, **given} if isinstance(given, Mapping) else given
 
 
 def _num_gpus(environ: Mapping[str, str]) -> int:

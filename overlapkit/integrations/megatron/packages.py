@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 
@@ -15,8 +17,17 @@ _EXTRA = "pip install 'overlapkit[megatron]'"
 _BROKEN_ENGINE = "a broken Transformer Engine keeps it from importing: pip uninstall transformer-engine"
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """What packages warn of, on a machine without GPUs or of their own defaults, is not shown, and what they print goes
+    to stderr: stdout is for the answer alone."""
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")
+        yield
+
+
 def megatron_core() -> ModuleType:
-    """``megatron.core``, imported; what it warns of on a machine without GPUs is not shown.
+    """``megatron.core``, imported.
 
     Raises:
         MissingPackageError: it is not installed, or cannot be imported. Without CUDA, Transformer Engine's
@@ -25,8 +36,7 @@ def megatron_core() -> ModuleType:
     from importlib import import_module
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quietly():
             return import_module("megatron.core")
     except Exception as error:
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "

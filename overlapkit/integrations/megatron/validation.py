@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import traceback
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import lcm
@@ -12,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from overlapkit.errors import OverlapkitError, RecipeError
-from overlapkit.integrations.megatron.packages import megatron_core, said_by
-from overlapkit.plan import Decision, Plan
+from overlapkit.integrations.megatron.packages import megatron_core, quietly, said_by
+from overlapkit.plan import Plan
 from overlapkit.recipe import Recipe
 from overlapkit.recipe.sections import Model
 from overlapkit.resolver import read_recipe, resolve
 from overlapkit.rules.installed import not_checked_by_installed_core, refused_by_installed_core
-from overlapkit.rules.registry import MEGATRON_CORE, observed
+from overlapkit.rules.registry import observed
 from overlapkit.versions import parse_version
 
 _SECTION_OF_FILE = {"optimizer_config": "optimizer", "distributed_data_parallel_config": "ddp"}
-_FIELD = re.compile(r"\b[a-z_]+\.([a-z_]\w*)")
 # Fields that say which layers a stage has, so that no number of layers suits all of them.
 _LAYERS_OF_STAGES = (
     "pipeline_model_parallel_layout",
@@ -35,8 +32,8 @@ _LAYERS_OF_STAGES = (
 def validate(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str] = ()) -> Plan:
     """The plan of a recipe, with what the installed megatron-core says when it constructs the configuration.
 
-    A refusal is a decision CFG018, an error with Megatron-Core's own message, unless an error of the plan says it
-    already. CFG019 says what could not be checked here: another release than the plan is for, fields that it lacks,
+    A refusal is a decision CFG018, an error with Megatron-Core's own message, also where a rule found it before. CFG019
+    says what could not be checked here: another release than the plan is for, fields that it lacks,
     missing sizes. Heads, hidden size and layers that the recipe does not give are filled in such that they divide,
     which decides nothing; where the recipe names the layers of single stages, no number of layers does that.
 
@@ -65,7 +62,7 @@ def validated(recipe: Recipe, plan: Plan) -> Plan:
     except Exception as error:  # whatever a constructor raises is its answer
         refusal = error
     said = []
-    if refusal is not None and not _said_already(plan, said_by(refusal)):
+    if refusal is not None:
         section, source = _place(refusal, version)
         named = other if _names_a_release(recipe) else None
         verdict = refused_by_installed_core(section, said_by(refusal), version, named=named)
@@ -79,8 +76,7 @@ def _construct(recipe: Recipe, plan: Plan) -> Sequence[str]:
     """Constructs all three; the fields that the installed classes do not have."""
     from overlapkit.integrations.megatron.construct import construct
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of deprecations and of slow choices, some of them its own defaults
+    with quietly():
         return construct(recipe, plan).lacking
 
 
@@ -124,24 +120,3 @@ def _place(error: Exception, version: str) -> tuple[str, str | None]:
             section = _SECTION_OF_FILE.get(Path(path).stem, "model")
             return section, f"megatron-core {version} {path}:{frame.lineno}"
     return "model", None
-
-
-def _said_already(plan: Plan, message: str) -> bool:
-    """Whether the plan has an error for it: one that Megatron-Core raises here too, or about a field of the message.
-
-    A constructor stops at the first thing. What is behind an error of the plan shows once that is mended.
-    """
-    errors = [decision for decision in plan.decisions if decision.severity == "error"]
-    if any(error.raised_by == MEGATRON_CORE and error.raised_at in ("validation", "construction") for error in errors):
-        return True
-    words = re.findall(r"[a-z]+", message.lower())
-    return any(_names(field, words) for error in errors for field in _fields(error))
-
-
-def _fields(decision: Decision) -> list[str]:
-    return [decision.subject.rpartition(".")[2], *_FIELD.findall(decision.fix or "")]
-
-
-def _names(field: str, words: Sequence[str]) -> bool:
-    """Whether a text has every word of a field's name: num_layers in "number of layers"."""
-    return all(any(word.startswith(part) for word in words) for part in re.findall(r"[a-z]+", field.lower()))
