@@ -50,6 +50,12 @@ class PlanError(OverlapkitError):
     exit_code = 1
 
 
+class SetupError(OverlapkitError, AssertionError):
+    """What Bridge's own set-up of communication overlap refuses, and mostly by an AssertionError."""
+
+    exit_code = 1
+
+
 class MissingPackageError(OverlapkitError, ImportError):
     """A package that this part of overlapkit works with, and that cannot be imported here."""
 

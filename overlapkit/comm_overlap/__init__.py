@@ -16,12 +16,12 @@ CommOverlapConfig that is given one holds a copy, and so does ``copy.deepcopy``.
 from __future__ import annotations
 
 from overlapkit.comm_overlap.config import CommOverlapConfig as CommOverlapConfig
-from overlapkit.comm_overlap.config import SetupError as SetupError
 from overlapkit.comm_overlap.userbuffers import BulkOverlapCfg as BulkOverlapCfg
 from overlapkit.comm_overlap.userbuffers import PipelineOverlapCfg as PipelineOverlapCfg
 from overlapkit.comm_overlap.userbuffers import RingExchangeOverlapCfg as RingExchangeOverlapCfg
 from overlapkit.comm_overlap.userbuffers import TPOverlapCfg as TPOverlapCfg
 from overlapkit.comm_overlap.userbuffers import TransformerLayerTPOverlapCfg as TransformerLayerTPOverlapCfg
+from overlapkit.errors import SetupError as SetupError
 
 
 def __getattr__(name: str) -> TransformerLayerTPOverlapCfg:

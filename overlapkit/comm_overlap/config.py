@@ -9,19 +9,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from overlapkit.comm_overlap.userbuffers import Lockable
-from overlapkit.errors import OverlapkitError
 
 if TYPE_CHECKING:
     from overlapkit.plan import Plan
     from overlapkit.recipe import Recipe
 
 OnError = Literal["refuse", "warn"]
-
-
-class SetupError(OverlapkitError, AssertionError):
-    """What Bridge's own set-up refuses, and mostly by an AssertionError."""
-
-    exit_code = 1
 
 
 @dataclass(kw_only=True)

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from overlapkit.comm_overlap.config import SetupError
 from overlapkit.comm_overlap.userbuffers import userbuffers_of
-from overlapkit.errors import RecipeError, printable, shown
+from overlapkit.errors import RecipeError, SetupError, printable, shown
 from overlapkit.plan import Decision, reason
 
 if TYPE_CHECKING:
