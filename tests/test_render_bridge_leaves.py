@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from reading_back import BARE, RECIPES, loaded, shipped
-from test_render_bridge import applied
+from test_render_bridge import NEEDS_HYDRA, applied
 
 from overlapkit.render.bridge import bridge_overrides
+
+pytestmark = NEEDS_HYDRA
 
 
 def both(mapping: dict[str, Any]) -> tuple[list[str], list[str]]:
