@@ -10,6 +10,8 @@ from typing import Annotated, Any, Optional
 import typer
 
 from overlapkit import __version__
+from overlapkit.cli_options import FailOn
+from overlapkit.cli_presets import presets_app
 from overlapkit.errors import OverlapkitError, RecipeError, printable
 from overlapkit.streams import prepare_streams
 
@@ -20,7 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-presets_app = typer.Typer(help="Userbuffers presets: what there is, and what is in one.", no_args_is_help=True)
 app.add_typer(presets_app, name="presets")
 
 
@@ -46,19 +47,6 @@ class ReportFormat(str, Enum):
     json = "json"
     github = "github"
     sarif = "sarif"
-
-
-class DataFormat(str, Enum):
-    text = "text"
-    json = "json"
-    yaml = "yaml"
-
-
-class FailOn(str, Enum):
-    error = "error"
-    warning = "warning"
-    info = "info"
-    never = "never"
 
 
 def _version(value: bool) -> None:
@@ -172,16 +160,18 @@ def check_command(
         print_report(report, sys.stdout, least=least, name_passed_over=verbose)
     elif output is ReportFormat.json:
         from overlapkit.render.check import to_dict
+        from overlapkit.render.data import write_data
 
-        _write(to_dict(report), "json")
+        write_data(to_dict(report), "json", sys.stdout)
     elif output is ReportFormat.github:
         from overlapkit.render.github import to_github
 
         sys.stdout.write(to_github(report, least=least))
     else:
+        from overlapkit.render.data import write_data
         from overlapkit.render.sarif import to_sarif
 
-        _write(to_sarif(report, least=least), "json")
+        write_data(to_sarif(report, least=least), "json", sys.stdout)
     raise typer.Exit(exit_code(report, fail_on.value))
 
 
@@ -221,8 +211,10 @@ def explain_command(
     if output is PageFormat.markdown:
         sys.stdout.write(page.to_markdown(ordered))
     elif output is PageFormat.json:
+        from overlapkit.render.data import write_data
+
         pages = [page.to_dict(rule) for rule in ordered]
-        _write(pages[0] if code is not None else pages, "json")
+        write_data(pages[0] if code is not None else pages, "json", sys.stdout)
     else:
         sys.stdout.write(("\n" + "-" * 100 + "\n\n").join(page.to_text(rule) for rule in ordered))
 
@@ -237,56 +229,6 @@ def _rule(code: str, rules: dict[str, Any]) -> Any:
         hint = f"{hint}overlapkit explain --all lists them"
         raise RecipeError(f"{shown(code)} is not a rule's code", source="explain", hint=hint)
     return found
-
-
-@presets_app.command("list")
-def presets_list(
-    output: Annotated[DataFormat, typer.Option("--format", "-f", help="Form of the list.")] = DataFormat.text,
-) -> None:
-    """Every preset with what it was tuned for.
-
-    Example: overlapkit presets list
-    """
-    from overlapkit.presets import load_preset, preset_names
-
-    found = [load_preset(name) for name in preset_names()]
-    if output is DataFormat.text:
-        from overlapkit.render.presets import print_list
-
-        print_list(found, sys.stdout)
-    else:
-        from overlapkit.render.presets import header
-
-        _write([header(preset) for preset in found], output.value)
-
-
-@presets_app.command("show")
-def presets_show(
-    name: Annotated[str, typer.Argument(help="A preset's name, as `presets list` prints it.")],
-    output: Annotated[
-        DataFormat, typer.Option("--format", "-f", help="yaml is the file that --tp-comm-overlap-cfg reads.")
-    ] = DataFormat.text,
-) -> None:
-    """One preset: what it was tuned for, where it comes from, and its configuration.
-
-    Example: overlapkit presets show userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192 --format yaml
-    """
-    from overlapkit.presets import load_preset
-    from overlapkit.render.presets import header, print_preset
-
-    preset = load_preset(name)
-    if output is DataFormat.text:
-        print_preset(preset, sys.stdout)
-    elif output is DataFormat.yaml:
-        _write(preset.userbuffers, "yaml")
-    else:
-        _write({**header(preset), "userbuffers": preset.userbuffers}, "json")
-
-
-def _write(value: Any, form: str) -> None:
-    from overlapkit.render.data import to_json, to_yaml
-
-    sys.stdout.write(to_json(value) if form == "json" else to_yaml(value))
 
 
 def main() -> None:

@@ -12,12 +12,13 @@ from overlapkit.parallelism import derive_parallelism
 from overlapkit.pipeline_layout import parse_layout
 from overlapkit.plan import Parallelism, PresetChoice
 from overlapkit.precision import Precision, derive_precision
-from overlapkit.preset_choice import choose_userbuffers
 from overlapkit.presets import Wanted
+from overlapkit.presets.of_recipe import choose_userbuffers, report_of
 from overlapkit.recipe.place import Place
 from overlapkit.recipe.sections import CommOverlap, Recipe
 from overlapkit.software import Versions, resolve_versions
 from overlapkit.starting_values import asked_overlap, starting_values, tp_overlap_request
+from overlapkit.userbuffers.check import Report
 from overlapkit.versions import VersionRange, parse_range
 
 BRIDGE = "megatron-bridge"
@@ -46,6 +47,8 @@ class Facts:
     tp_request: bool | Literal["auto"]
     preset: PresetChoice
     userbuffers: Mapping[str, Any] | str | None  # a text is a path that is not on this machine
+    userbuffers_report: Report | None  # what Transformer Engine makes of them; None where it is not asked, or not known
+    userbuffers_own_file: bool  # they stand in a preset's own file, which no framework reads
     wanted: Wanted  # of a preset
     dist_opt_at_setup: bool
     dist_opt: bool
@@ -138,7 +141,7 @@ def derive(recipe: Recipe) -> Facts:
     asked = asked_overlap(recipe, megatron_lm=megatron_lm)
     request = tp_overlap_request(recipe, megatron_lm=megatron_lm)
     wanted = _wanted(recipe, gpu, parallelism, precision, versions)
-    preset, userbuffers = choose_userbuffers(recipe, asked, wanted, place, wanted_at_all=request is not False)
+    chosen = choose_userbuffers(recipe, asked, wanted, place, wanted_at_all=request is not False)
     dist_opt_at_setup, dist_opt = _distributed_optimizer(recipe, versions)
     graph_impl, graph_modules, full_iteration = _cuda_graphs(recipe, versions)
     return Facts(
@@ -157,8 +160,12 @@ def derive(recipe: Recipe) -> Facts:
         overlap_setup=not megatron_lm and recipe.comm_overlap is not None,
         asked=asked,
         tp_request=request,
-        preset=preset,
-        userbuffers=userbuffers,
+        preset=chosen.preset,
+        userbuffers=chosen.userbuffers,
+        userbuffers_own_file=chosen.own_file,
+        userbuffers_report=report_of(recipe, versions, wanted, chosen, fp8=precision.fp8 is not None)
+        if request
+        else None,
         wanted=wanted,
         dist_opt_at_setup=dist_opt_at_setup,
         dist_opt=dist_opt,
@@ -171,7 +178,7 @@ def derive(recipe: Recipe) -> Facts:
         graph_modules=graph_modules,
         full_iteration_graph=full_iteration,
         dense_parameters=_dense_parameters(recipe, megatron_lm=megatron_lm),
-        start=starting_values(recipe, asked, request, userbuffers, megatron_lm=megatron_lm),
+        start=starting_values(recipe, asked, request, chosen.userbuffers, megatron_lm=megatron_lm),
     )
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The tests with the core dependencies alone, on the oldest and the newest Python and OmegaConf that are supported.
+# The tests with the core dependencies alone, on the oldest and the newest Python and OmegaConf that are supported: the
+# oldest together, and the newest together. scripts/test.sh has the newest Python with the oldest OmegaConf.
 # Tests marked build, network or slow are left to scripts/test.sh. A Python that is missing is a failure.
 set -euo pipefail
 
@@ -9,8 +10,7 @@ source "$ROOT/scripts/lib.sh"
 cd "$ROOT"
 unset PYTHONPATH PYTHONHOME
 
-PYTHONS=(3.10 3.13)
-OMEGACONFS=(2.3 2.4)
+COMBINATIONS=('3.10 2.3' '3.13 2.4')
 TEST_PACKAGES=('pytest>=8' pytest-xdist hypothesis packaging jsonschema markdown-it-py)
 
 # combination PYTHON_VERSION PYTHON OMEGACONF_VERSION; PYTHON is empty where there is none.
@@ -25,14 +25,13 @@ combination() {
 mkdir -p "$ROOT/.venv-matrix"
 results=''
 failed=0
-for version in "${PYTHONS[@]}"; do
+for pair in "${COMBINATIONS[@]}"; do
+  read -r version omegaconf <<<"$pair"
   python=$(python_of "$version") || python=''
-  for omegaconf in "${OMEGACONFS[@]}"; do
-    printf '\n-- Python %s, OmegaConf %s\n' "$version" "$omegaconf"
-    start=$SECONDS
-    if combination "$version" "$python" "$omegaconf"; then result=passed; else result=FAILED failed=1; fi
-    results+=$(printf '%6d s  Python %s, OmegaConf %s: %s' $((SECONDS - start)) "$version" "$omegaconf" "$result")$'\n'
-  done
+  printf '\n-- Python %s, OmegaConf %s\n' "$version" "$omegaconf"
+  start=$SECONDS
+  if combination "$version" "$python" "$omegaconf"; then result=passed; else result=FAILED failed=1; fi
+  results+=$(printf '%6d s  Python %s, OmegaConf %s: %s' $((SECONDS - start)) "$version" "$omegaconf" "$result")$'\n'
 done
 printf '\nCombinations\n%s' "$results"
 exit "$failed"

@@ -113,7 +113,8 @@ def test_help_shows_an_example_that_runs(verb: tuple[str, ...]) -> None:
 
 
 def test_verbs() -> None:
-    expected = {"resolve", "check", "schema", "explain", "presets list", "presets show"}
+    presets = {f"presets {verb}" for verb in ("list", "show", "check", "diff", "derive")}
+    expected = {"resolve", "check", "schema", "explain"} | presets
     assert {" ".join(verb) for verb in verbs()} >= expected
     for arguments in ([], ["--help"], ["-h"]):
         result = CliRunner().invoke(app, arguments)
@@ -282,4 +283,4 @@ def test_show_completion() -> None:
 
 def test_completion() -> None:
     done = run(env={"_OVERLAPKIT_COMPLETE": "complete_bash", "COMP_WORDS": "overlapkit presets ", "COMP_CWORD": "2"})
-    assert done.stdout.split() == ["list", "show"]
+    assert done.stdout.split() == ["list", "show", "check", "diff", "derive"]

@@ -1,8 +1,7 @@
-"""Userbuffers presets: each is what its name says, and the one that fits a recipe is chosen."""
+"""Userbuffers presets: the one that fits a recipe is chosen, and what the user gives is kept."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,10 @@ import pytest
 import yaml
 
 from overlapkit import Plan, RecipeError, resolve
-from overlapkit import presets as presets_module
-from overlapkit.presets import Preset, load_preset, preset_names
+from overlapkit.plan import PresetChoice
+from overlapkit.presets import Preset, load_preset, preset_names, selection
 from overlapkit.render.data import to_yaml
 
-NAME = re.compile(
-    r"userbuffers_(?P<precision>bf16|fp8)_(?P<gpu>[a-z0-9]+)_h(?P<hidden_size>\d+)_tp(?P<tensor_model_parallel_size>\d+)"
-    r"(?:_cp(?P<context_parallel_size>\d+))?_mbs(?P<micro_batch_size>\d+)_seqlen(?P<seq_length>\d+)(?P<lora>_lora)?"
-)
-LAYERS = {f"{linear}_{pass_}" for linear in ("qkv", "proj", "fc1", "fc2") for pass_ in ("fprop", "dgrad", "wgrad")}
 H8192 = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
 H8192_TP2 = "userbuffers_bf16_h100_h8192_tp2_mbs1_seqlen8192"
 CONTENT = {"qkv_fprop": {"method": "ring_exchange", "num_sm": 1}}
@@ -54,52 +48,6 @@ def content(name: str) -> dict[str, Any]:
     return {layer: dict(options) for layer, options in load_preset(name).userbuffers.items()}
 
 
-# --- the files -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", preset_names())
-def test_a_preset_is_what_its_name_says(name: str) -> None:
-    preset, parts = load_preset(name), NAME.fullmatch(name)
-    assert parts is not None
-    assert preset.name == name
-    assert (preset.gpu, preset.precision, preset.lora) == (parts["gpu"], parts["precision"], parts["lora"] is not None)
-    for field in ("hidden_size", "tensor_model_parallel_size", "micro_batch_size", "seq_length"):
-        assert getattr(preset, field) == int(parts[field]), field
-    assert preset.context_parallel_size == int(parts["context_parallel_size"] or 1)
-    assert preset.provenance in ("bridge", "nemo", "derived")
-    assert preset.source
-
-
-@pytest.mark.parametrize("name", preset_names())
-def test_a_preset_is_a_configuration(name: str) -> None:
-    userbuffers = load_preset(name).userbuffers
-    assert set(userbuffers) <= LAYERS
-    for layer, options in userbuffers.items():
-        assert options["method"] in ("ring_exchange", "pipeline", "bulk"), layer
-        assert all(isinstance(value, (bool, int)) for key, value in options.items() if key != "method"), layer
-
-
-def test_lora_presets_have_no_weight_gradients() -> None:
-    for preset in presets():
-        assert preset.lora == (not any(layer.endswith("_wgrad") for layer in preset.userbuffers)), preset.name
-
-
-def test_bridges_19_names_have_14_contents() -> None:
-    """15 as Bridge writes them: two differ only in a tuple that Transformer Engine reads as true."""
-    bridge = [preset for preset in presets() if preset.provenance == "bridge"]
-    contents = {
-        repr(sorted((layer, sorted(options.items())) for layer, options in p.userbuffers.items())) for p in bridge
-    }
-    assert (len(bridge), len(contents)) == (19, 14)
-
-
-def test_an_unknown_preset() -> None:
-    with pytest.raises(RecipeError, match="is not a preset; did you mean userbuffers_bf16_h100_h8192_tp4"):
-        load_preset("userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8193")
-    with pytest.raises(RecipeError, match="is not a preset"):
-        load_preset("../userbuffers/" + H8192)  # a name, never a path
-
-
 # --- auto: the nearest ---------------------------------------------------------------------------
 
 
@@ -109,10 +57,9 @@ def test_exact() -> None:
     assert plan().settings["model.tp_comm_overlap_cfg"] == content(H8192)
 
 
-@pytest.mark.parametrize("name", [preset.name for preset in presets() if not preset.lora])
-def test_every_preset_is_chosen_by_the_recipe_it_was_made_for(name: str) -> None:
-    preset = load_preset(name)
-    choice = plan(
+def made_for(preset: Preset) -> PresetChoice:
+    """What auto chooses for the recipe that a preset was made for."""
+    return plan(
         gpu=preset.gpu,
         hidden_size=preset.hidden_size,
         tp=preset.tensor_model_parallel_size,
@@ -121,7 +68,33 @@ def test_every_preset_is_chosen_by_the_recipe_it_was_made_for(name: str) -> None
         seq_length=preset.seq_length,
         mixed_precision="bf16_mixed" if preset.precision == "bf16" else "bf16_with_fp8_delayed_scaling_mixed",
     ).preset
-    assert (choice.name, choice.match) == (name, "exact")
+
+
+@pytest.mark.parametrize("preset", [preset for preset in presets() if not preset.lora], ids=lambda preset: preset.name)
+def test_every_preset_is_chosen_by_the_recipe_it_was_made_for(preset: Preset) -> None:
+    """Unless another comes first: the one that it is a variant of, or a tuned one before one that is derived."""
+    choice = made_for(preset)
+    if preset.variant is not None:
+        expected = preset.name.removesuffix(f"_{preset.variant}")
+    elif preset.derived and choice.provenance != "derived":
+        expected = choice.name or ""
+        tuned = load_preset(expected)
+        sizes = (preset.precision, preset.hidden_size, preset.tensor_model_parallel_size)
+        assert (tuned.precision, tuned.hidden_size, tuned.tensor_model_parallel_size) == sizes
+        assert tuned.gpu == plan(gpu=preset.gpu, tp=2).preset.name.split("_")[2]  # the family's
+    else:
+        expected = preset.name
+    assert choice.name == expected
+    assert (choice.match == "exact") == (choice.differs == {})
+
+
+def test_a_derived_preset_is_chosen_where_none_was_tuned() -> None:
+    """For the GPU itself rather than for its family; a variant never."""
+    assert made_for(load_preset("userbuffers_bf16_h20_h8192_tp8_mbs1_seqlen8192")).provenance == "derived"
+    h200 = plan(gpu="h200", hidden_size=8192, tp=8).preset
+    assert (h200.name, h200.match) == ("userbuffers_bf16_h200_h8192_tp8_mbs1_seqlen8192", "exact")
+    chosen = {made_for(preset).name for preset in presets() if not preset.lora}
+    assert not {preset.name for preset in presets() if preset.variant} & chosen
 
 
 @pytest.mark.parametrize(
@@ -144,9 +117,10 @@ def test_nearest_says_what_differs(changes: dict[str, Any], differs: dict[str, A
     [
         {"hidden_size": 4096},
         {"tp": 8},
-        {"gpu": "h20"},
+        {"gpu": "h20", "tp": 2},
         {"gpu": "a100"},
-        {"mixed_precision": "bf16_with_mxfp8_mixed", "tp": 2},
+        {"gpu": "h100_pcie"},
+        {"mixed_precision": "bf16_with_mxfp8_mixed", "hidden_size": 6144},
     ],
 )
 def test_none_where_gpu_precision_tp_or_hidden_size_has_no_preset(changes: dict[str, Any]) -> None:
@@ -173,6 +147,9 @@ def test_families(gpu: str, family: str) -> None:
 def test_quantized_recipes_get_the_fp8_preset() -> None:
     for precision in ("bf16_with_fp8_current_scaling_mixed", "bf16_with_fp8_delayed_scaling_mixed"):
         assert plan(mixed_precision=precision).preset.name == "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192"
+    assert plan(mixed_precision="bf16_with_mxfp8_mixed", gpu="b200", tp=2).preset.name == (
+        "userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192"
+    )
 
 
 def test_the_fewest_factors_of_two_of_tokens_decide_then_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,12 +158,13 @@ def test_the_fewest_factors_of_two_of_tokens_decide_then_the_name(monkeypatch: p
             load_preset(H8192),
             name=f"userbuffers_bf16_h100_h8192_tp4_{name}",
             seq_length=tokens,
-            userbuffers={"qkv_fprop": {"x": name}},
+            userbuffers={"qkv_fprop": {"num_sm": ord(name)}},
         )
         for name, tokens in {"b": 2048, "a": 8192, "c": 1024}.items()
     }
-    monkeypatch.setattr(presets_module, "_names", lambda: tuple(sorted(made)))
-    monkeypatch.setattr(presets_module, "load_preset", made.__getitem__)
+    monkeypatch.setattr(selection, "preset_names", lambda: tuple(sorted(made)))
+    monkeypatch.setattr(selection, "load_preset", made.__getitem__)
+    monkeypatch.setattr(selection, "tuned_presets", lambda: tuple(made.values()))
     chosen = {tokens: plan(seq_length=tokens).preset.name for tokens in (512, 1024, 1536, 2048, 4096, 5000, 2**20)}
     assert {tokens: (name or "")[-1] for tokens, name in chosen.items()} == {
         512: "c",
@@ -204,8 +182,11 @@ def test_lora_presets_are_for_lora_recipes() -> None:
     lora = "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen4096_lora"
     assert plan(**fp8, seq_length=4096, peft="lora").preset.name == lora
     assert plan(**fp8, seq_length=8192, peft="lora").preset.name == lora  # even where another is nearer in size
-    assert plan(**fp8, seq_length=4096).preset.name == "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192"
-    assert plan(**fp8, seq_length=4096, tp=2).preset.match == "none"  # its only preset is for LoRA
+    assert plan(**fp8, seq_length=4096).preset.name == "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen4096"
+    h16384 = {"hidden_size": 16384, "seq_length": 2048}
+    lora = "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora"
+    assert plan(**fp8, **h16384, peft="lora").preset.name == lora
+    assert plan(**fp8, **h16384).preset.match == "none"  # its only preset is for LoRA
     assert plan(peft="lora").preset.differs == {"lora": (False, True)}  # there is none for LoRA in BF16
 
 
@@ -218,8 +199,8 @@ def test_presets_that_transformer_engine_would_refuse_are_not_chosen() -> None:
     assert (refused.preset.name, refused.ok) == (None, True)
     delayed = {"fp8": "hybrid", "fp8_recipe": "delayed", "bf16": True}
     ends = {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1}
-    tuned = "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora"
-    lora = {"tp": 2, "seq_length": 4096, "peft": "lora"}
+    tuned = "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora"
+    lora = {"hidden_size": 16384, "seq_length": 2048, "peft": "lora"}
     assert plan(**lora, mixed_precision=delayed).preset.name == tuned
     refused = plan(**lora, mixed_precision={**delayed, **ends})
     errors = {decision.code for decision in refused.decisions if decision.severity == "error"}
@@ -297,6 +278,24 @@ def test_a_presets_own_file_is_recognised(tmp_path: Path) -> None:
     assert plan("ub.yaml", source=tmp_path / "recipe.yaml").preset.name == H8192
     (tmp_path / "ub.yaml").write_text(to_yaml({"name": "x", "userbuffers": content(H8192)}))
     assert plan("ub.yaml", source=tmp_path / "recipe.yaml").preset.name == H8192
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_presets_own_file_is_nothing_to_megatron_lm(wrapped: bool, tmp_path: Path) -> None:
+    held = {"name": "x", "userbuffers": content(H8192)} if wrapped else content(H8192)
+    (tmp_path / "ub.yaml").write_text(to_yaml(held))
+    megatron_lm = {"framework": "megatron-lm", "megatron_core": "0.19.2"}
+    found = plan(str(tmp_path / "ub.yaml"), software=megatron_lm, mixed_precision=None)
+    warned = [decision.code for decision in found.decisions if decision.severity == "warning"]
+    assert ("UB107" in warned) == wrapped
+
+
+def test_what_derivation_gives_many_shapes_is_recognised_for_its_own_alone() -> None:
+    derived = "userbuffers_bf16_h200_h8192_tp4_mbs1_seqlen8192"
+    assert plan(content(derived), gpu="h200").preset.name == derived
+    found = plan(content(derived), gpu="h100")
+    assert (found.preset.name, found.preset.provenance) == (None, "user")
+    assert [decision for decision in found.decisions if decision.severity == "warning"] == []
 
 
 def test_a_file_that_is_not_here_is_kept_with_a_warning() -> None:

@@ -149,7 +149,7 @@ def userbuffers_of(value: Any) -> dict[str, dict[str, Any]] | None:
     Raises:
         RecipeError: none of these, a name that is no preset, or a file that holds no configuration.
     """
-    from overlapkit.recipe.userbuffers import clean_userbuffers
+    from overlapkit.recipe.userbuffers import clean_userbuffers, named_layers
 
     if value is None:
         return None
@@ -161,13 +161,12 @@ def userbuffers_of(value: Any) -> dict[str, dict[str, Any]] | None:
         hint = "give a TransformerLayerTPOverlapCfg, a preset's name, a YAML file or a mapping of layers"
         raise _error(_FIELD, f"{shown(value)} is no userbuffers configuration", hint)
     layers = {layer: dict(entry) if isinstance(entry, Mapping) else entry for layer, entry in value.items()}
-    cleaned: dict[str, dict[str, Any]] = clean_userbuffers(layers, _FIELD, _error)
-    return cleaned
+    return named_layers(clean_userbuffers(layers, _FIELD, _error))
 
 
 def _named_or_file(text: str) -> Any:
-    from overlapkit.preset_choice import read_userbuffers
     from overlapkit.presets import load_preset, preset_names
+    from overlapkit.presets.of_recipe import read_userbuffers
     from overlapkit.recipe.place import YAML_ENDINGS
 
     if text in preset_names():

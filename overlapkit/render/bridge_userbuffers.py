@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from overlapkit.errors import printable
+from overlapkit.render.python_source import Call
 from overlapkit.userbuffers import DEFAULT_METHODS, Userbuffers
 
 COMM_OVERLAP = "megatron.bridge.training.comm_overlap"
@@ -67,6 +68,23 @@ def preset_tree(userbuffers: Userbuffers | None) -> dict[str, Any] | None:
         if options is not None:
             tree[layer] = {"_target_": f"{COMM_OVERLAP}.{layer_class(options)}", **options}
     return tree
+
+
+def preset_call(userbuffers: Userbuffers) -> Call:
+    """The same as Python: of a configuration with every option, the call that builds it."""
+    layers: dict[str, Call | None] = {}
+    for layer in DEFAULT_METHODS:
+        options = userbuffers.get(layer)
+        layers[layer] = None
+        if options is not None:
+            given = {name: value for name, value in options.items() if name != "method"}
+            layers[layer] = Call(layer_class(options), given)
+    return Call("TransformerLayerTPOverlapCfg", layers)
+
+
+def classes_of(userbuffers: Userbuffers) -> set[str]:
+    """The classes of `preset_call`."""
+    return {"TransformerLayerTPOverlapCfg", *map(layer_class, userbuffers.values())}
 
 
 def listed(names: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import IO, Any
 
 
 def to_json(value: Any) -> str:
@@ -19,3 +19,8 @@ def to_yaml(value: Any) -> str:
     except UnicodeEncodeError:  # half of a surrogate pair, as in a file name that is not UTF-8: libyaml cannot
         text = yaml.dump(value, Dumper=yaml.SafeDumper, **form)
     return text
+
+
+def write_data(value: Any, form: str, stream: IO[str]) -> None:
+    """``value`` as ``json`` or ``yaml``."""
+    stream.write(to_json(value) if form == "json" else to_yaml(value))

@@ -11,7 +11,7 @@ from overlapkit.megatron_lm.flags import flags_of
 from overlapkit.plan import Plan
 from overlapkit.presets import load_preset
 from overlapkit.recipe.sections import Recipe
-from overlapkit.render.bridge_userbuffers import COMM_OVERLAP, layer_class, listed
+from overlapkit.render.bridge_userbuffers import COMM_OVERLAP, classes_of, listed, preset_call
 from overlapkit.render.bridge_values import (
     BridgeValues,
     MixedPrecisionValues,
@@ -22,7 +22,6 @@ from overlapkit.render.bridge_values import (
 )
 from overlapkit.render.core_values import core_values
 from overlapkit.render.python_source import Call, Name, assignment, import_from
-from overlapkit.userbuffers import DEFAULT_METHODS
 from overlapkit.versions import parse_version
 
 _FUTURE = "from __future__ import annotations\n\n"
@@ -79,8 +78,7 @@ def _bridge_preset(plan: Plan) -> str | None:
 def _imports(values: BridgeValues, preset: str | None) -> str:
     names = {"CommOverlapConfig"} if values.comm_overlap is not None else set()
     if values.userbuffers is not None:
-        classes = {"TransformerLayerTPOverlapCfg", *map(layer_class, values.userbuffers.values())}
-        names |= {preset} if preset else classes
+        names |= {preset} if preset else classes_of(values.userbuffers)
     lines = [import_from(COMM_OVERLAP, names)] if names else []
     if isinstance(values.mixed_precision, MixedPrecisionValues):
         lines.append(import_from("megatron.bridge.training.mixed_precision", ["MixedPrecisionConfig"]))
@@ -104,14 +102,7 @@ def _userbuffers(values: BridgeValues, preset: str | None) -> Call | Name | None
         return None
     if preset is not None:
         return Name(preset)
-    layers: dict[str, Call | None] = {}
-    for layer in DEFAULT_METHODS:
-        options = values.userbuffers.get(layer)
-        layers[layer] = None
-        if options is not None:
-            given = {name: value for name, value in options.items() if name != "method"}
-            layers[layer] = Call(layer_class(options), given)
-    return Call("TransformerLayerTPOverlapCfg", layers)
+    return preset_call(values.userbuffers)
 
 
 # --- Megatron-LM --------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from overlapkit.facts import Facts
 from overlapkit.recipe.sections import AUTO
 from overlapkit.rules.changes import home
@@ -19,7 +17,6 @@ from overlapkit.rules.registry import (
     warning,
 )
 from overlapkit.rules.tp import OVERLAP, drawback, obstacle, off
-from overlapkit.userbuffers import methods
 
 _INIT = "transformer-engine pytorch/module/base.py initialize_ub"
 
@@ -109,31 +106,6 @@ def bootstrap_not_compiled(f: Facts, s: State) -> Finding:
         "mpi works only with a torch built with MPI (not PyPI's wheels), in a job started by mpirun",
         requested="mpi",
         fix=f"set {home(f)}.tp_comm_bootstrap_backend=nccl",
-    )
-
-
-@rule("UB019", source="transformer-engine common/comm_gemm_overlap/userbuffers/userbuffers.cu callranks", te=">=1.0")
-def tp_size_without_kernels(f: Facts, s: State) -> Finding:
-    """A TP size for which Transformer Engine has no userbuffers kernels.
-
-    Bulk and pipelined collectives exist for TP 2, 4 and 8, from 2.2 also for 16 and 32.
-
-    Why: for other sizes no kernel is launched and nothing says so: the results are wrong.
-    Fix: choose one of these sizes, or turn TP overlap off.
-    """
-    tp = f.parallelism.tp
-    if not s[OVERLAP] or tp == 1:
-        return None
-    sizes = (2, 4, 8, 16, 32) if f.te_in(">=2.2.0") else (2, 4, 8)
-    chosen = methods(f.userbuffers if isinstance(f.userbuffers, Mapping) else None)
-    listed = ", ".join(map(str, sizes))
-    if tp in sizes or not {"bulk", "pipeline"} & set(map(str, chosen.values())):
-        return None
-    return obstacle(
-        f,
-        f"transformer-engine {f.versions.transformer_engine} has bulk and pipeline kernels for TP {listed} only: "
-        "results would be wrong in silence",
-        fix=f"set model.tensor_model_parallel_size to one of {listed}, or {off(f)}",
     )
 
 

@@ -8,7 +8,7 @@ from overlapkit.facts import Facts
 from overlapkit.rules.registry import TRANSFORMER_ENGINE, Finding, State, rule, warning
 from overlapkit.rules.tp import OVERLAP, obstacle
 from overlapkit.rules.ub_preset import another_preset
-from overlapkit.userbuffers import Userbuffers, dgrads_not_bulk, fp8_reduce_scatters
+from overlapkit.userbuffers import Userbuffers, fp8_reduce_scatters
 
 
 def _configured(f: Facts, s: State) -> Userbuffers | None:
@@ -16,26 +16,6 @@ def _configured(f: Facts, s: State) -> Userbuffers | None:
     if not s[OVERLAP] or f.parallelism.tp == 1 or not isinstance(f.userbuffers, Mapping):
         return None
     return f.userbuffers
-
-
-@rule("UB009", source="transformer-engine pytorch/module/base.py initialize_ub", te=">=2.8")
-def dgrad_in_two_modes(f: Facts, s: State) -> Finding:
-    """A dgrad layer that is not bulk, in a model of FP8 and BF16 layers.
-
-    With ``first_last_layers_bf16`` Bridge and Megatron-LM ask for the buffers of two quantization modes. The LoRA
-    presets have such layers.
-
-    Why: a dgrad layer that is not bulk takes the weight gradient's place in a list of Transformer Engine, from which it
-    removes the weight gradient once per mode; the second time raises a ValueError.
-    Fix: make ``qkv_dgrad`` and ``fc1_dgrad`` bulk, or set ``first_last_layers_bf16=false``.
-    """
-    layers = dgrads_not_bulk(_configured(f, s))
-    if not layers or not f.wanted.quantization_modes_differ:
-        return None
-    because = (
-        f"{' and '.join(layers)} not bulk with two quantization modes (FP8, and BF16 for the first and last layers)"
-    )
-    return obstacle(f, because, fix=another_preset(f), by=TRANSFORMER_ENGINE, at="initialize_ub")
 
 
 @rule("UB027", source="transformer-engine pytorch/csrc/extensions/gemm.cpp", te=">=2.0")

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from overlapkit.errors import printable
+from overlapkit.errors import RecipeError, printable
 from overlapkit.facts import Facts
 from overlapkit.presets import choose_nearest, has_presets
+from overlapkit.presets.of_model import inputs_of_recipe, refuse_what_fails
+from overlapkit.presets.of_recipe import Chosen, report_of
 from overlapkit.recipe.place import YAML_ENDINGS
 from overlapkit.recipe.sections import AUTO
 from overlapkit.rules.changes import home, tp_overlap_works
 from overlapkit.rules.registry import BRIDGE, Finding, State, Verdict, error, info, rule, warning
-from overlapkit.rules.tp import OVERLAP
+from overlapkit.rules.tp import OVERLAP, off
 
-_CFG = "model.tp_comm_overlap_cfg"
+CFG = "model.tp_comm_overlap_cfg"
 _PRESET = "preset"
 _DEFAULTS = "transformer-engine pytorch/module/base.py initialize_ub; megatron-bridge training/comm_overlap.py"
 # Differences that make a preset another model's; the rest, a GPU of the same family included, is a matter of degree.
@@ -32,21 +34,32 @@ def transformer_engine_defaults(f: Facts, s: State) -> Finding:
     SMs beside the input and weight gradients, whatever the model and GPU. Bridge logs a warning.
 
     Why: the defaults are tuned for nothing in particular.
-    Fix: name a preset in ``comm_overlap.tp_comm_overlap_cfg``; ``auto`` chooses one that fits.
+    Fix: name a preset in ``comm_overlap.tp_comm_overlap_cfg``; ``auto`` chooses one that fits, and ``overlapkit presets
+    derive`` computes one where there is none.
     """
     if not s[OVERLAP] or f.preset.match != "none" or f.userbuffers is not None:
         return None
     cfg = f.asked.tp_comm_overlap_cfg
     if cfg != AUTO:
-        return info(_CFG, "no configuration is given: Transformer Engine's defaults", value=None)
+        return info(CFG, "no configuration is given: Transformer Engine's defaults", value=None)
     if f.wanted.missing:
         because = f"no preset can be chosen without {', '.join(f.wanted.missing)}: Transformer Engine's defaults"
-        return info(_CFG, because, value=None, requested=AUTO)
+        return info(CFG, because, value=None, requested=AUTO)
     because = f"no preset fits {_wanted(f)}"
     if f.gpu is not None and not has_presets(f.gpu.presets_of):
         because = f"there are no presets for {f.gpu.name}"
     because = f"{because}: Transformer Engine's defaults, unless you give the path of a file of your own"
-    return info(_CFG, because, value=None, requested=AUTO)
+    if _derivable(f):
+        because = f"{because}; overlapkit presets derive RECIPE --format yaml computes one"
+    return info(CFG, because, value=None, requested=AUTO)
+
+
+def _derivable(f: Facts) -> bool:
+    try:
+        refuse_what_fails(f, inputs_of_recipe(f))
+    except RecipeError:
+        return False
+    return True
 
 
 def _wanted(f: Facts) -> str:
@@ -71,6 +84,8 @@ def preset_made_for_something_else(f: Facts, s: State) -> Finding:
     requested = f.asked.tp_comm_overlap_cfg
     because = f"{f.preset.name} was made for {_made_for(f.preset.differs)}"
     weighty = any(name in _WEIGHTY for name in f.preset.differs) or _another_family(f)
+    if f.preset.provenance == "derived":
+        because = f"{because}; it is derived from computed times, not tuned"
     if f.preset.match == "nearest":
         return info(_PRESET, f"nearest preset: {because}", value=f.preset.name, requested=requested)
     asked = requested if isinstance(requested, str) else None
@@ -80,13 +95,19 @@ def preset_made_for_something_else(f: Facts, s: State) -> Finding:
 
 
 def another_preset(f: Facts) -> str:
-    """How to get the nearest preset; ``auto`` is ours alone, so it does nothing in a file that Bridge reads."""
+    """How to get the nearest preset, or TP overlap off where Transformer Engine would not take that either.
+
+    ``auto`` is ours alone, so it does nothing in a file that Bridge reads.
+    """
+    nearest = Chosen(*choose_nearest(f.wanted))
+    report = report_of(f.recipe, f.versions, f.wanted, nearest, fp8=f.precision.fp8 is not None)
+    if report is not None and not report.ok:
+        return off(f)
     if not f.recipe.is_dump:
         return f"set {home(f)}.tp_comm_overlap_cfg=auto"
-    nearest, _ = choose_nearest(f.wanted)
-    if nearest.name is None:
+    if nearest.preset.name is None:
         return f"set {home(f)}.tp_comm_overlap_cfg=null for Transformer Engine's defaults"
-    return f"give Bridge {nearest.name}, the nearest"
+    return f"give Bridge {nearest.preset.name}, the nearest"
 
 
 def _another_family(f: Facts) -> bool:
@@ -124,6 +145,8 @@ def preset_fits(f: Facts, s: State) -> Finding:
     if not s[OVERLAP] or f.preset.match != "exact":
         return None
     because = f"{f.preset.name} was made for this GPU, precision, hidden size, TP, CP and batch"
+    if f.preset.provenance == "derived":
+        because = f"{because}: derived from computed times, not tuned"
     return info(_PRESET, because, value=f.preset.name)
 
 
@@ -164,7 +187,7 @@ def configuration_not_here(f: Facts, s: State) -> Finding:
     """
     if not s[OVERLAP] or not isinstance(f.userbuffers, str):
         return None
-    return warning(_CFG, f"{printable(f.userbuffers)} is not here, so it was not checked", requested=f.userbuffers)
+    return warning(CFG, f"{printable(f.userbuffers)} is not here, so it was not checked", requested=f.userbuffers)
 
 
 @rule("UB106", source="megatron-bridge training/comm_overlap.py setup", megatron_lm=None)
@@ -210,21 +233,27 @@ def configuration_has_to_be_a_file(f: Facts, s: State) -> Finding:
     """Megatron-LM reads the userbuffers configuration from a file.
 
     ``--tp-comm-overlap-cfg`` takes the path of a YAML file, and so does text in ``model.tp_comm_overlap_cfg`` where
-    Bridge's ``comm_overlap`` is null. ``auto``, a preset's name and, for Megatron-LM, a mapping are overlapkit's forms.
+    Bridge's ``comm_overlap`` is null. ``auto``, a preset's name, a preset's own file and, for Megatron-LM, a mapping
+    are overlapkit's forms.
 
-    Why: the framework opens whatever text it gets.
+    Why: the framework opens whatever text it gets, and Transformer Engine passes over what is no layer: of a preset's
+    own file, everything.
     Fix: write the file with ``overlapkit presets show NAME --format yaml``, and give its path.
     """
     if not s[OVERLAP] or f.overlap_setup or not isinstance(f.userbuffers, Mapping):
         return None
     section = "comm_overlap" if f.megatron_lm and f.written("comm_overlap.tp_comm_overlap_cfg") else "model"
     cfg = f.asked.tp_comm_overlap_cfg if f.megatron_lm else f.recipe.model.tp_comm_overlap_cfg
+    subject, name = f"{section}.tp_comm_overlap_cfg", f.preset.name
+    who = "Megatron-LM" if f.megatron_lm else "Bridge"
+    if f.userbuffers_own_file:
+        because = f"a preset's own file, which {who} hands on whole: Transformer Engine finds no layer in it"
+        fix = "write the file with --format yaml of overlapkit presets show or derive"
+        return warning(subject, because, fix=fix, requested=cfg)
     if not (isinstance(cfg, str) or f.megatron_lm) or (isinstance(cfg, str) and cfg.endswith(YAML_ENDINGS)):
         return None
-    subject, name = f"{section}.tp_comm_overlap_cfg", f.preset.name
     fix = f"overlapkit presets show {name} --format yaml > FILE, and give FILE" if name else "give the path of a file"
     if f.recipe.is_dump and f.bridge:
         because = "a name where Bridge opens a file"
         return error(subject, because, fix=fix, by=BRIDGE, at="initialize_ub", requested=cfg)
-    who = "Megatron-LM" if f.megatron_lm else "Bridge"
     return info(subject, f"{who} reads it from a file", requested=name, fix=fix)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from overlapkit.facts import Facts
+from overlapkit.presets.of_recipe import layer_flags
 from overlapkit.rules.changes import home
 from overlapkit.rules.registry import TRANSFORMER_ENGINE, Finding, State, rule
 from overlapkit.rules.tp import OVERLAP, obstacle, off
+from overlapkit.userbuffers.buffers import NONE
+from overlapkit.userbuffers.layers import RING
 
 # Dataset classes of Bridge that yield samples of different lengths unless they are padded.
 _TEXT_SFT = ("FinetuningDatasetConfig", "HFDatasetConfig", "GPTSFTDatasetConfig")  # padded by dataset_kwargs
@@ -124,24 +129,64 @@ def _evaluation_differs(f: Facts) -> tuple[str, str] | None:
     return reason, f"set validation.eval_micro_batch_size={micro}"
 
 
-@rule("UB025", source="transformer-engine pytorch/module/base.py", te=">=2.4")
+@rule(
+    "UB025",
+    source="transformer-engine pytorch/module/base.py; common/comm_gemm_overlap/comm_gemm_overlap.cpp get_tensor_chunk",
+    te=">=2.4",
+)
 def mxfp8_blocks(f: Facts, s: State) -> Finding:
     """MXFP8 userbuffers need dimensions in multiples of 128.
 
-    Both the hidden size and the tokens of a TP chunk.
+    The hidden size, the tokens of a TP chunk, the columns of each of the ``num_splits`` pieces of a pipelined
+    reduce-scatter, and what TP leaves of the attention's and the MLP's width, which row-parallel GEMMs sum over.
 
-    Why: an MXFP8 tensor has one scale per block, and a chunk must hold whole blocks.
+    Why: an MXFP8 tensor has scales that are padded to blocks, and a chunk must hold whole blocks.
     Fix: choose sizes that 128 divides, or turn TP overlap off.
     """
     if not s[OVERLAP] or f.precision.fp8_recipe != "mxfp8" or f.parallelism.tp == 1:
         return None
-    hidden, tokens, tp = f.recipe.model.hidden_size, f.tokens_per_rank, f.parallelism.tp
-    wrong = []
-    if hidden is not None and hidden % 128:
-        wrong.append(f"hidden_size {hidden}")
-    if tokens is not None and tokens % tp == 0 and (tokens // tp) % 128:
-        wrong.append(f"{tokens // tp} tokens of a TP chunk")
+    wrong = list(_not_in_blocks(f))
     if not wrong:
         return None
     because = f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not a multiple of 128"
     return obstacle(f, because, by=TRANSFORMER_ENGINE, at="first_forward")
+
+
+def _not_in_blocks(f: Facts) -> Iterator[str]:
+    hidden, tokens, tp = f.recipe.model.hidden_size, f.tokens_per_rank, f.parallelism.tp
+    if hidden is not None and hidden % 128:
+        yield f"hidden_size {hidden}"
+    if tokens is not None and tokens % tp == 0 and (tokens // tp) % 128:
+        yield f"{tokens // tp} tokens of a TP chunk"
+    if hidden is not None and hidden % 128 == 0:
+        yield from (f"{hidden / splits:g} columns of a piece of {layer}" for layer, splits in _splits(f, hidden))
+    yield from (
+        f"{width / tp:g} columns of {layer}'s input" for layer, width in _row_parallel_widths(f) if width % (128 * tp)
+    )
+
+
+def _splits(f: Facts, hidden: int) -> Iterator[tuple[str, int]]:
+    """Layer -> num_splits, where these leave no whole blocks of the hidden size."""
+    report, flags = f.userbuffers_report, layer_flags(f.recipe)
+    for name, buffer in (report.buffers if report else {}).items():
+        layer, _, mode = name.partition("@")
+        splits = buffer["num_splits"]
+        if (
+            mode != NONE
+            and flags.reduces(layer)
+            and buffer["method"] != RING
+            and splits > 0
+            and hidden % (128 * splits)
+        ):
+            yield layer, splits
+
+
+def _row_parallel_widths(f: Facts) -> Iterator[tuple[str, int]]:
+    """The input widths of the linears whose output is reduced, before TP divides them, as far as the recipe says."""
+    model = f.recipe.model
+    if model.tp_comm_overlap_rs is False or model.multi_latent_attention:
+        return
+    if model.num_attention_heads and model.kv_channels:
+        yield "proj_fprop", model.num_attention_heads * model.kv_channels
+    if model.ffn_hidden_size and not model.num_moe_experts:
+        yield "fc2_fprop", model.ffn_hidden_size

@@ -1,46 +1,15 @@
-"""Userbuffers presets: the files of ``presets/userbuffers``, and which of them fits a recipe."""
+"""Which preset fits a recipe, and how far one that was named or given is from it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.resources import files
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import yaml
-
-from overlapkit.errors import RecipeError, nearest, shown
 from overlapkit.plan import PresetChoice
+from overlapkit.presets.files import Preset, all_presets, load_preset, preset_names, tuned_presets
 from overlapkit.userbuffers import dgrads_not_bulk, fp8_reduce_scatters
-
-if TYPE_CHECKING:
-    from importlib.abc import Traversable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """One preset: what it was tuned for, and the configuration as Transformer Engine reads it."""
-
-    name: str
-    provenance: str
-    source: str
-    gpu: str
-    precision: str
-    hidden_size: int
-    tensor_model_parallel_size: int
-    context_parallel_size: int
-    micro_batch_size: int
-    seq_length: int
-    lora: bool
-    userbuffers: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def tokens_per_rank(self) -> int:
-        """Tokens of a microbatch on one CP rank, the rows of every userbuffer."""
-        return self.seq_length * self.micro_batch_size // self.context_parallel_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,50 +50,22 @@ class Wanted:
 NO_PRESET = PresetChoice(name=None, aliases=(), match="none", differs={}, provenance=None)
 
 
-def preset_names() -> tuple[str, ...]:
-    """The names of all presets, sorted."""
-    return tuple(sorted(entry.name[: -len(".yaml")] for entry in _folder().iterdir() if entry.name.endswith(".yaml")))
-
-
-@lru_cache(maxsize=128)
-def load_preset(name: str) -> Preset:
-    """One preset by name.
-
-    Raises:
-        RecipeError: there is none of that name.
-    """
-    if name not in _names():
-        near = nearest(name, _names())
-        hint = f"did you mean {near}?" if near else "overlapkit presets list names them"
-        raise RecipeError(f"{shown(name)} is not a preset", hint=hint)
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return Preset(**yaml.load(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), Loader=loader))
-
-
-def has_presets(gpu: str) -> bool:
-    """Whether a preset was made for this GPU, or for the family that it starts from."""
-    return any(name.split("_")[2] == gpu for name in _names())
-
-
 def choose_nearest(wanted: Wanted) -> tuple[PresetChoice, Mapping[str, Any] | None]:
     """The preset nearest to a recipe.
 
     Same GPU family, precision, TP and hidden size are required; then the fewest factors of two of
-    tokens per rank decide, then the name. LoRA presets lack the weight gradients' buffers, so they
-    are for LoRA recipes, and these prefer them. A preset that Transformer Engine would refuse in the
-    recipe's precision (rules UB009 and UB027) is never the nearest.
+    tokens per rank decide, then the name. A preset that was tuned comes before one that is derived, and a
+    variant is there by name only. LoRA presets lack the weight gradients' buffers, so they are for LoRA
+    recipes, and these prefer them. A preset that Transformer Engine would refuse in the recipe's precision
+    (rules UB009 and UB027) is never the nearest.
     """
     tokens = wanted.tokens_per_rank
     if wanted.missing or wanted.family is None or tokens is None:
         return NO_PRESET, None
-    start = (
-        f"userbuffers_{wanted.precision}_{wanted.family}_h{wanted.hidden_size}_tp{wanted.tensor_model_parallel_size}_"
-    )
-    candidates = [load_preset(name) for name in _names() if name.startswith(start)]
-    candidates = [preset for preset in candidates if (wanted.lora or not preset.lora) and _accepted(preset, wanted)]
+    candidates = [preset for preset in _of_the_shape(wanted) if _eligible(preset, wanted)]
     if not candidates:
         return NO_PRESET, None
-    best = min(candidates, key=lambda preset: (not preset.lora, _distance(preset, tokens), preset.name))
+    best = min(candidates, key=lambda preset: _rank(preset, wanted, tokens))
     differs = _differences(best, wanted)
     choice = PresetChoice(
         name=best.name,
@@ -134,6 +75,24 @@ def choose_nearest(wanted: Wanted) -> tuple[PresetChoice, Mapping[str, Any] | No
         provenance=best.provenance,
     )
     return choice, best.userbuffers
+
+
+def _of_the_shape(wanted: Wanted) -> list[Preset]:
+    """The presets of the recipe's precision, hidden size and TP, for its GPU or the one that it starts from."""
+    shape = f"h{wanted.hidden_size}_tp{wanted.tensor_model_parallel_size}_"
+    gpus = {(wanted.gpu or "").replace("_", ""), wanted.family}
+    starts = tuple(f"userbuffers_{wanted.precision}_{gpu}_{shape}" for gpu in gpus)
+    return [load_preset(name) for name in preset_names() if name.startswith(starts)]
+
+
+def _eligible(preset: Preset, wanted: Wanted) -> bool:
+    return preset.variant is None and (wanted.lora or not preset.lora) and _accepted(preset, wanted)
+
+
+def _rank(preset: Preset, wanted: Wanted, tokens: int) -> tuple[Any, ...]:
+    """A tuned preset of the family comes before one that is derived, even for the GPU itself."""
+    another_gpu = preset.derived and preset.gpu != wanted.gpu
+    return (not preset.lora, preset.derived, another_gpu, _distance(preset, tokens), preset.name)
 
 
 def _accepted(preset: Preset, wanted: Wanted) -> bool:
@@ -164,7 +123,8 @@ def choose_named(name: str, wanted: Wanted) -> tuple[PresetChoice, Mapping[str, 
 
 def recognise(userbuffers: Mapping[str, Any], wanted: Wanted) -> PresetChoice:
     """The preset that a configuration's content is; of twins, the one nearest to the recipe."""
-    twins = [preset for preset in _all() if preset.userbuffers == userbuffers]
+    twins = [preset for preset in tuned_presets() if preset.userbuffers == userbuffers]
+    twins = twins or [preset for preset in all_presets() if _is_of_the_shape(preset, wanted, userbuffers)]
     if not twins:
         return PresetChoice(name=None, aliases=(), match="user", differs={}, provenance="user")
     best = min(twins, key=lambda preset: _twin_rank(preset, wanted))
@@ -178,9 +138,18 @@ def recognise(userbuffers: Mapping[str, Any], wanted: Wanted) -> PresetChoice:
     )
 
 
+def _is_of_the_shape(preset: Preset, wanted: Wanted, userbuffers: Mapping[str, Any]) -> bool:
+    """Of a derived preset the content alone says nothing: the same comes out for many GPUs and shapes."""
+    shape = (preset.gpu, preset.precision, preset.hidden_size, preset.tensor_model_parallel_size)
+    own = (wanted.gpu, wanted.precision, wanted.hidden_size, wanted.tensor_model_parallel_size)
+    return shape == own and preset.userbuffers == userbuffers
+
+
 def _twins(preset: Preset) -> tuple[str, ...]:
-    """The other presets of the same content."""
-    return tuple(other.name for other in _all() if other != preset and other.userbuffers == preset.userbuffers)
+    """The other tuned presets of the same content; derivations come to the same for many shapes, which says nothing."""
+    if preset.derived:
+        return ()
+    return tuple(other.name for other in tuned_presets() if other != preset and other.userbuffers == preset.userbuffers)
 
 
 def _twin_rank(preset: Preset, wanted: Wanted) -> tuple[Any, ...]:
@@ -213,22 +182,3 @@ def _differences(preset: Preset, wanted: Wanted) -> dict[str, tuple[Any, Any]]:
     )
     pairs = {name: (getattr(preset, name), getattr(wanted, name)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[1] is not None and pair[0] != pair[1]}
-
-
-@lru_cache(maxsize=1)
-def _folder() -> Traversable:
-    """Inside the wheel ``overlapkit/_presets``; in a checkout ``presets`` beside the package."""
-    packaged = files("overlapkit").joinpath("_presets").joinpath("userbuffers")
-    if packaged.is_dir():
-        return packaged
-    return Path(__file__).resolve().parent.parent / "presets" / "userbuffers"
-
-
-@lru_cache(maxsize=1)
-def _names() -> tuple[str, ...]:
-    return preset_names()
-
-
-@lru_cache(maxsize=1)
-def _all() -> tuple[Preset, ...]:
-    return tuple(load_preset(name) for name in _names())

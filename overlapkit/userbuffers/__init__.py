@@ -9,22 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Userbuffers = Mapping[str, Mapping[str, Any]]
+from overlapkit.userbuffers.layers import COLUMN_PARALLEL_DGRAD, DEFAULT_METHODS, ROW_PARALLEL_FORWARD
 
-DEFAULT_METHODS = {
-    "qkv_fprop": "ring_exchange",
-    "fc1_fprop": "ring_exchange",
-    "proj_dgrad": "ring_exchange",
-    "fc2_dgrad": "ring_exchange",
-    "proj_fprop": "pipeline",
-    "fc2_fprop": "pipeline",
-    "qkv_dgrad": "bulk",
-    "fc1_dgrad": "bulk",
-    "qkv_wgrad": "bulk",
-    "fc1_wgrad": "bulk",
-}
-_ROW_PARALLEL_FORWARD = ("proj_fprop", "fc2_fprop")
-_COLUMN_PARALLEL_DGRAD = ("qkv_dgrad", "fc1_dgrad")
+__all__ = ["DEFAULT_METHODS", "Userbuffers", "dgrads_not_bulk", "fp8_reduce_scatters", "methods"]
+
+Userbuffers = Mapping[str, Mapping[str, Any]]
 
 
 def methods(userbuffers: Userbuffers | None) -> dict[str, Any]:
@@ -41,12 +30,12 @@ def fp8_reduce_scatters(userbuffers: Userbuffers | None, *, rs_dgrad: bool) -> t
     pipeline buffer serves the bulk all-gather.
     """
     chosen = methods(userbuffers)
-    pipelined = tuple(layer for layer in _COLUMN_PARALLEL_DGRAD if rs_dgrad and chosen[layer] == "pipeline")
-    layers = _ROW_PARALLEL_FORWARD + pipelined
+    pipelined = tuple(layer for layer in COLUMN_PARALLEL_DGRAD if rs_dgrad and chosen[layer] == "pipeline")
+    layers = ROW_PARALLEL_FORWARD + pipelined
     return tuple(layer for layer in layers if (userbuffers or {}).get(layer, {}).get("fp8_buf"))
 
 
 def dgrads_not_bulk(userbuffers: Userbuffers | None) -> tuple[str, ...]:
     """The dgrad layers that take the weight gradient's role as the reduce-scatter."""
     chosen = methods(userbuffers)
-    return tuple(layer for layer in _COLUMN_PARALLEL_DGRAD if chosen[layer] != "bulk")
+    return tuple(layer for layer in COLUMN_PARALLEL_DGRAD if chosen[layer] != "bulk")
