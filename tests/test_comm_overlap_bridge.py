@@ -136,7 +136,7 @@ def test_to_bridge_fills_bridges_classes(monkeypatch: pytest.MonkeyPatch) -> Non
 
     names = ("CommOverlapConfig", "TransformerLayerTPOverlapCfg", "BulkOverlapCfg", "PipelineOverlapCfg")
     module = SimpleNamespace(**{name: stand_in(name) for name in (*names, "RingExchangeOverlapCfg")})
-    monkeypatch.setattr("overlapkit.integrations.bridge._comm_overlap", lambda: module)
+    monkeypatch.setattr("overlapkit.integrations.bridge.comm_overlap_module", lambda: module)
     overlap = config(tp_comm_overlap_cfg=userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192, bucket_size=5)
     made = overlap.to_bridge()
     assert (made.made, made.bucket_size, made.data_parallel_size) == ("CommOverlapConfig", 5, 2)

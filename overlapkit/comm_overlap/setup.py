@@ -32,11 +32,6 @@ _READ_FOR_EP = (
     *("add_bias_linear", "add_qkv_bias"),
 )
 _READ_OF_DDP = ("use_distributed_optimizer", "overlap_grad_reduce")
-_PACKAGES = {
-    "megatron_bridge": ("megatron.bridge", "megatron-bridge"),
-    "megatron_core": ("megatron.core", "megatron-core"),
-    "torch": ("torch", "torch"),
-}
 
 
 def set_up(config: CommOverlapConfig, model: Any, optimizer: Any, ddp: Any, software: Mapping[str, Any] | None) -> None:
@@ -109,11 +104,10 @@ def _part(owner: Any, names: Iterable[str]) -> SimpleNamespace:
 
 def _software(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """As given, else what is loaded or installed here, as its metadata say it: nothing is imported for it."""
-    from overlapkit.integrations.megatron.packages import version_here
+    from overlapkit.integrations.megatron.packages import versions_here
 
     if given is None:
-        found = {name: version_here(module, package) for name, (module, package) in _PACKAGES.items()}
-        return {**{name: text for name, text in found.items() if text is not None}, "transformer_engine": "detect"}
+        return {**versions_here(), "transformer_engine": "detect"}
     if not isinstance(given, Mapping):
         raise RecipeError(f"expected a mapping, got {shown(given)}", path="software")
     if given.get("framework", BRIDGE) != BRIDGE:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def comm_overlap_config(config: CommOverlapConfig) -> Any:
     """``config`` as Bridge's class; see ``CommOverlapConfig.to_bridge``."""
-    module = _comm_overlap()
+    module = comm_overlap_module()
     values = {spec.name: getattr(config, spec.name) for spec in fields(config)}
     userbuffers = userbuffers_of(config.tp_comm_overlap_cfg)
     if userbuffers is not None:
@@ -27,8 +27,12 @@ def comm_overlap_config(config: CommOverlapConfig) -> Any:
     return module.CommOverlapConfig(**{**values, "tp_comm_overlap_cfg": userbuffers})
 
 
-def _comm_overlap() -> Any:
-    """Bridge's module. Its package imports Transformer Engine and much else, which raise what they like."""
+def comm_overlap_module() -> Any:
+    """Bridge's module. Its package imports Transformer Engine and much else, which raise what they like.
+
+    Raises:
+        MissingPackageError: it, or what it needs, cannot be imported here.
+    """
     from importlib import import_module
 
     try:

@@ -9,9 +9,7 @@ from typing import Any
 from overlapkit.catalogue import find_gpu
 from overlapkit.errors import RecipeError
 from overlapkit.presets.derivation import DerivedLayer, derive
-from overlapkit.presets.times import Inputs, communication_share
-
-_SIZES = (*("ffn_hidden_size", "gated_linear_unit", "num_attention_heads", "num_query_groups", "kv_channels"),)
+from overlapkit.presets.times import MODEL_SIZES, Inputs, communication_share
 
 _TUNED = {"ampere": "a100", "hopper": "h100", "blackwell": "b200"}  # by generation, the GPU that NVIDIA tuned for
 
@@ -40,7 +38,7 @@ def derivation_record(inputs: Inputs, derived: Mapping[str, DerivedLayer]) -> di
     gpu = inputs.gpu
     return {
         "model": inputs.model,
-        "sizes": {name: getattr(inputs, name) for name in _SIZES},
+        "sizes": {name: getattr(inputs, name) for name in MODEL_SIZES},
         "gpu": {
             "sm_count": gpu.sm_count,
             "dense_tflops": gpu.fp8_tflops if inputs.precision == "fp8" else gpu.bf16_tflops,

@@ -9,11 +9,10 @@ from overlapkit.facts import Facts
 from overlapkit.presets import check_userbuffers, choose_nearest
 from overlapkit.presets.derivation import derive
 from overlapkit.presets.derived_file import derived_userbuffers
-from overlapkit.presets.times import Inputs, Precision, inputs_of_hidden_size
+from overlapkit.presets.times import MODEL_SIZES, Inputs, Precision, inputs_of_hidden_size, sizes_of_model
 from overlapkit.userbuffers.releases import NEWEST
 
 _OWN = "the recipe's model"
-_SIZES = (*("ffn_hidden_size", "gated_linear_unit", "num_attention_heads", "num_query_groups", "kv_channels"),)
 
 
 def inputs_of_recipe(facts: Facts) -> Inputs:
@@ -44,7 +43,7 @@ def inputs_of_recipe(facts: Facts) -> Inputs:
         seq_length=wanted.seq_length,
     )
     own = _with_own_sizes(facts, usual)
-    same = all(getattr(own, name) == getattr(usual, name) for name in _SIZES)
+    same = all(getattr(own, name) == getattr(usual, name) for name in MODEL_SIZES)
     return usual if same else replace(own, model=_OWN)
 
 
@@ -87,13 +86,6 @@ def _with_own_sizes(facts: Facts, usual: Inputs) -> Inputs:
     model = facts.recipe.model
     heads = model.num_attention_heads
     if heads is not None:
-        usual = replace(
-            usual,
-            num_attention_heads=heads,
-            num_query_groups=heads,
-            kv_channels=max(usual.hidden_size // heads, 1),
-            ffn_hidden_size=4 * usual.hidden_size,
-            gated_linear_unit=False,
-        )
-    given = {name: getattr(model, name) for name in _SIZES if getattr(model, name) is not None}
+        return replace(usual, **sizes_of_model(model, hidden_size=usual.hidden_size, num_attention_heads=heads))
+    given = {name: getattr(model, name) for name in MODEL_SIZES if getattr(model, name) is not None}
     return replace(usual, **given)

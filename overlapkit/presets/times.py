@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from overlapkit.catalogue import Gpu
 from overlapkit.data import load_yaml
 from overlapkit.errors import RecipeError
+from overlapkit.recipe.sections import Model
 
 Precision = Literal["bf16", "fp8"]
+MODEL_SIZES = ("ffn_hidden_size", "gated_linear_unit", "num_attention_heads", "num_query_groups", "kv_channels")
 TP_SIZES = (2, 4, 8, 16, 32)
 _NVLINK_EFFICIENCY = 0.8
 _GEMM_EFFICIENCY = {"h20": 0.85, "h20_141": 0.85}
@@ -109,6 +111,17 @@ def inputs_of_hidden_size(
         micro_batch_size=micro_batch_size,
         seq_length=seq_length,
     )
+
+
+def sizes_of_model(model: Model, *, hidden_size: int, num_attention_heads: int) -> dict[str, Any]:
+    """A recipe's widths for `Inputs`, with Megatron-Core's defaults for what it leaves out."""
+    return {
+        "ffn_hidden_size": model.ffn_hidden_size or 4 * hidden_size,
+        "gated_linear_unit": bool(model.gated_linear_unit),
+        "num_attention_heads": num_attention_heads,
+        "num_query_groups": model.num_query_groups or num_attention_heads,
+        "kv_channels": model.kv_channels or max(hidden_size // num_attention_heads, 1),
+    }
 
 
 def layer_times(inputs: Inputs) -> dict[str, LayerTimes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overlapkit.errors import RecipeError
 from overlapkit.facts import Facts
-from overlapkit.presets.times import Inputs, communication_share, forward_ratios
+from overlapkit.presets.times import Inputs, communication_share, forward_ratios, sizes_of_model
 from overlapkit.rules.registry import Finding, State, info, rule, warning
 from overlapkit.rules.tp import OVERLAP
 
@@ -98,13 +98,9 @@ def _inputs(f: Facts) -> Inputs | None:
         gpu=f.gpu,
         precision="fp8" if f.precision.fp8 else "bf16",
         hidden_size=hidden,
-        ffn_hidden_size=model.ffn_hidden_size or 4 * hidden,
-        gated_linear_unit=bool(model.gated_linear_unit),
-        num_attention_heads=heads,
-        num_query_groups=model.num_query_groups or heads,
-        kv_channels=model.kv_channels or max(hidden // heads, 1),
         tensor_model_parallel_size=f.parallelism.tp,
         context_parallel_size=f.parallelism.cp,
         micro_batch_size=micro,
         seq_length=length,
+        **sizes_of_model(model, hidden_size=hidden, num_attention_heads=heads),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from overlapkit.errors import RecipeError, shown
 from overlapkit.integrations.megatron.environment import loaded, world_size
-from overlapkit.integrations.megatron.packages import version_here
+from overlapkit.integrations.megatron.packages import versions_here
 from overlapkit.live_objects import SECTIONS, recipe_mapping
 from overlapkit.recipe import Recipe, recipe_from_mapping
 from overlapkit.rules.registry import BRIDGE, MEGATRON_LM
@@ -123,22 +123,14 @@ def _num_gpus(environ: Mapping[str, str]) -> int:
 
 
 def _framework() -> str:
-    return MEGATRON_LM if _bridge() is None else BRIDGE
-
-
-def _bridge() -> str | None:
-    return version_here("megatron.bridge", "megatron-bridge")
+    return BRIDGE if "megatron_bridge" in versions_here() else MEGATRON_LM
 
 
 def _software(framework: str | None) -> dict[str, Any]:
     """What is loaded, else installed. Transformer Engine is null where it cannot be used."""
     framework = framework or _framework()
     engine = getattr(loaded("transformer_engine"), "__version__", None) or installed_transformer_engine()
-    found = {
-        "framework": framework,
-        "megatron_bridge": _bridge() if framework == BRIDGE else None,
-        "megatron_core": version_here("megatron.core", "megatron-core"),
-        "torch": version_here("torch", "torch"),
-    }
-    known = {name: value for name, value in found.items() if value is not None}
-    return {**known, "transformer_engine": None if engine is None else str(engine)}
+    found = versions_here()
+    if framework != BRIDGE:
+        found.pop("megatron_bridge", None)
+    return {"framework": framework, **found, "transformer_engine": None if engine is None else str(engine)}

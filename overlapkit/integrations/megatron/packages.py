@@ -13,6 +13,12 @@ from types import ModuleType
 from overlapkit.errors import MissingPackageError, printable
 from overlapkit.versions import parse_version
 
+# A component of a recipe's ``software`` -> its module and its distribution.
+_COMPONENTS = {
+    "megatron_bridge": ("megatron.bridge", "megatron-bridge"),
+    "megatron_core": ("megatron.core", "megatron-core"),
+    "torch": ("torch", "torch"),
+}
 _EXTRA = "pip install 'overlapkit[megatron]'"
 _BROKEN_ENGINE = "a broken Transformer Engine keeps it from importing: pip uninstall transformer-engine"
 
@@ -52,7 +58,13 @@ def said_by(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def version_here(module: str, distribution: str) -> str | None:
+def versions_here() -> dict[str, str]:
+    """Megatron-Bridge, Megatron-Core and torch as far as they are here, by their names in a recipe's ``software``."""
+    found = {name: _version_here(module, distribution) for name, (module, distribution) in _COMPONENTS.items()}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _version_here(module: str, distribution: str) -> str | None:
     """The version of a package: of the module that is loaded, else of what is installed; None for neither.
 
     A checkout on the path has no metadata, or that of another installation. Nothing is imported.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from importlib import import_module
 from typing import Any
 
 import nemo_run as run
 
-from overlapkit.errors import RecipeError, shown
+from overlapkit.errors import MissingPackageError, RecipeError, shown
+from overlapkit.integrations.bridge import comm_overlap_module
 from overlapkit.integrations.nemo_run.script_args import ScriptArgs
 from overlapkit.live_objects import SECTIONS, write_settings
-from overlapkit.render.bridge_userbuffers import COMM_OVERLAP, preset_tree
+from overlapkit.render.bridge_userbuffers import preset_tree
 from overlapkit.render.bridge_values import bridge_values
 
 # What Bridge's own functions call it (pretrain and finetune: config), and what scripts call it.
@@ -143,8 +143,8 @@ def _requests(config: Any, args: ScriptArgs) -> dict[str, Any] | None:
     userbuffers = preset_tree(values.userbuffers)
     if userbuffers is not None:
         try:
-            module = import_module(COMM_OVERLAP)
-        except Exception:  # Bridge is in the job's container only; what it imports raises what it likes
+            module = comm_overlap_module()
+        except MissingPackageError:  # Bridge is in the job's container only
             return None
         userbuffers = _built(userbuffers, module, as_config=isinstance(owner, run.Config))
     return {**values.comm_overlap, "tp_comm_overlap_cfg": userbuffers}
