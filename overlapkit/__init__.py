@@ -4,6 +4,7 @@ The public API; every name is imported on first use, so that ``import overlapkit
 
 - ``load_recipe(path, overrides)``: a YAML recipe as a :class:`overlapkit.recipe.Recipe`.
 - ``resolve(recipe)``: its :class:`overlapkit.plan.Plan`; takes a path, a mapping or a ``Recipe``.
+- ``volume(recipe)``: its :class:`overlapkit.volume.Volume`, the bytes that each group moves per step.
 - ``CommOverlapConfig``: Megatron-Bridge's class of that name, which :mod:`overlapkit.comm_overlap` decides.
 - ``RecipeError``: what all of them raise when a recipe cannot be used.
 """
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from overlapkit.recipe import Recipe as Recipe
     from overlapkit.recipe import load_recipe as load_recipe
     from overlapkit.resolver import resolve as resolve
+    from overlapkit.volume import volume as volume
 
 __version__ = "0.1.0"
-__all__ = ["CommOverlapConfig", "Plan", "Recipe", "RecipeError", "__version__", "load_recipe", "resolve"]
+__all__ = ["CommOverlapConfig", "Plan", "Recipe", "RecipeError", "__version__", "load_recipe", "resolve", "volume"]
 
 _HOME = {
     "CommOverlapConfig": "overlapkit.comm_overlap",
@@ -30,6 +32,7 @@ _HOME = {
     "RecipeError": "overlapkit.errors",
     "load_recipe": "overlapkit.recipe",
     "resolve": "overlapkit.resolver",
+    "volume": "overlapkit.volume",
 }
 
 
@@ -38,6 +41,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'overlapkit' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOME[name]), name)
+    module = import_module(_HOME[name])
+    # A package of the name of its function is called as the function: `import overlapkit.volume` puts it here as well.
+    value = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
     return value

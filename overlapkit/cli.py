@@ -12,6 +12,7 @@ import typer
 from overlapkit import __version__
 from overlapkit.cli_options import FailOn
 from overlapkit.cli_presets import presets_app
+from overlapkit.cli_volume import volume_command
 from overlapkit.errors import OverlapkitError, RecipeError, printable
 from overlapkit.streams import prepare_streams
 
@@ -173,6 +174,9 @@ def check_command(
 
         write_data(to_sarif(report, least=least), "json", sys.stdout)
     raise typer.Exit(exit_code(report, fail_on.value))
+
+
+app.command("volume")(volume_command)
 
 
 @app.command("schema")

@@ -141,6 +141,8 @@ def derive(recipe: Recipe) -> Facts:
     asked = asked_overlap(recipe, megatron_lm=megatron_lm)
     request = tp_overlap_request(recipe, megatron_lm=megatron_lm)
     wanted = _wanted(recipe, gpu, parallelism, precision, versions)
+    if (wanted.tokens_per_rank or 0) >= 2**63:
+        raise place.error("model.seq_length", "a microbatch of more tokens than 64 bits count")
     chosen = choose_userbuffers(recipe, asked, wanted, place, wanted_at_all=request is not False)
     dist_opt_at_setup, dist_opt = _distributed_optimizer(recipe, versions)
     graph_impl, graph_modules, full_iteration = _cuda_graphs(recipe, versions)

@@ -16,6 +16,7 @@ class Precision:
 
     ``bf16_layers_at_start`` and ``bf16_layers_at_end`` count with ``first_last_layers_bf16`` alone;
     ``reuses_gradient_buffer`` is what the mixed-precision section says of MXFP8 parameters, false without one.
+    ``scaled_loss``: gradients may overflow by the loss's scale, FP16's own or a constant one.
     ``assumed`` is true when the recipe names no precision at all and BF16 is taken.
     """
 
@@ -29,6 +30,7 @@ class Precision:
     grad_reduce_in_fp32: bool
     fp8_param_gather: bool
     reuses_gradient_buffer: bool
+    scaled_loss: bool
     assumed: bool
 
     @property
@@ -89,7 +91,8 @@ def derive_precision(recipe: Recipe, *, megatron_lm: bool) -> Precision:
         fields = _section_fields(section)
         if megatron_lm and recipe.ddp.grad_reduce_in_fp32 is not None and section.grad_reduce_in_fp32 is None:
             fields["grad_reduce_in_fp32"] = recipe.ddp.grad_reduce_in_fp32
-        return _precision(fields, assumed=False)
+        scale = section.loss_scale or (recipe.optimizer.loss_scale if megatron_lm else None)
+        return _precision(fields, scale, assumed=False)
     model = recipe.model
     fields = {name: value for name in _DEFAULTS if (value := getattr(model, name, None)) is not None}
     fields.setdefault("fp8_recipe", "delayed")
@@ -101,7 +104,7 @@ def derive_precision(recipe: Recipe, *, megatron_lm: bool) -> Precision:
         fields["bf16"] = True
     grad = recipe.ddp.grad_reduce_in_fp32
     fields["grad_reduce_in_fp32"] = grad if grad is not None else megatron_lm and bool(fields.get("bf16"))
-    return _precision({**_DEFAULTS, **fields}, assumed=assumed)
+    return _precision({**_DEFAULTS, **fields}, recipe.optimizer.loss_scale, assumed=assumed)
 
 
 def _section_fields(section: MixedPrecision) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def _named(name: str) -> dict[str, Any]:
     return {key: entry[key] for key in _DEFAULTS}
 
 
-def _precision(fields: dict[str, Any], *, assumed: bool) -> Precision:
+def _precision(fields: dict[str, Any], loss_scale: float | None, *, assumed: bool) -> Precision:
     return Precision(
         compute="bf16" if fields["bf16"] else "fp16" if fields["fp16"] else "fp32",
         fp8=fields["fp8"],
@@ -130,5 +133,7 @@ def _precision(fields: dict[str, Any], *, assumed: bool) -> Precision:
         grad_reduce_in_fp32=fields["grad_reduce_in_fp32"],
         fp8_param_gather=fields["fp8_param_gather"],
         reuses_gradient_buffer=fields["reuse_grad_buf_for_mxfp8_param_ag"],
+        # A constant scale holds in any precision (megatron-core optimizer/__init__.py).
+        scaled_loss=bool(loss_scale) or bool(fields["fp16"] and not fields["bf16"]),
         assumed=assumed,
     )

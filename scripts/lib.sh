@@ -217,3 +217,24 @@ prepare() {
 
 # environment_of PYTHON FOLDER PIP_ARGUMENT...: afterwards FOLDER is an environment of PYTHON with these arguments.
 environment_of() { with_lock "$2.lock" prepare "$@" >&2; }
+
+# --- environments with the real packages ----------------------------------------------------------
+# Each prints the Python of its environment. Megatron-Core's optimizer instances need einops, which it does not require.
+
+# core_python: the newest megatron-core that Python 3.11 can have; nemo-run is held to the release whose insides the
+# plugin meets.
+core_python() {
+  local python folder=$ROOT/.venv-integrations
+  python=$(python_of 3.11) || return
+  environment_of "$python" "$folder" -e '.[dev,megatron,nemo-run]' \
+    'torch==2.13.0' 'megatron-core==0.16.1' 'nemo-run==0.11.1' numpy einops || return
+  printf '%s\n' "$folder/bin/python"
+}
+
+# newest_core_python: megatron-core 0.19.2, which needs Python 3.12; several GB: PyPI has torch for CUDA only.
+newest_core_python() {
+  local python folder=$ROOT/.venv-mcore
+  python=$(python_of 3.12) || return
+  environment_of "$python" "$folder" -e . torch 'megatron-core==0.19.2' numpy einops || return
+  printf '%s\n' "$folder/bin/python"
+}

@@ -9,7 +9,5 @@ source "$ROOT/scripts/lib.sh"
 cd "$ROOT"
 unset PYTHONPATH PYTHONHOME
 
-folder=$ROOT/.venv-mcore
-python=$(python_of 3.12)
-environment_of "$python" "$folder" -e . torch 'megatron-core==0.19.2' numpy
-exec "$folder/bin/python" "$ROOT/scripts/parity_mcore.py" "$@"
+python=$(newest_core_python)
+exec "$python" "$ROOT/scripts/parity_mcore.py" "$@"

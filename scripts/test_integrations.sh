@@ -9,10 +9,6 @@ source "$ROOT/scripts/lib.sh"
 cd "$ROOT"
 unset PYTHONPATH PYTHONHOME
 
-# The newest megatron-core that Python 3.11 can have; nemo-run is held to the release whose insides the plugin meets.
-PACKAGES=('torch==2.13.0' 'megatron-core==0.16.1' 'nemo-run==0.11.1' numpy)
-folder=$ROOT/.venv-integrations
-
-python=$(python_of 3.11)
-environment_of "$python" "$folder" -e '.[dev,megatron,nemo-run]' "${PACKAGES[@]}"
-exec "$folder/bin/python" -m pytest -n auto --integrations tests/integrations "$@"
+python=$(core_python)
+[[ " $* " == *" tests/"* ]] || set -- tests/integrations "$@"  # unless the arguments name files
+exec "$python" -m pytest -n auto --integrations "$@"

@@ -114,7 +114,7 @@ def test_help_shows_an_example_that_runs(verb: tuple[str, ...]) -> None:
 
 def test_verbs() -> None:
     presets = {f"presets {verb}" for verb in ("list", "show", "check", "diff", "derive")}
-    expected = {"resolve", "check", "schema", "explain"} | presets
+    expected = {"resolve", "check", "schema", "explain", "volume"} | presets
     assert {" ".join(verb) for verb in verbs()} >= expected
     for arguments in ([], ["--help"], ["-h"]):
         result = CliRunner().invoke(app, arguments)

@@ -81,15 +81,15 @@ class Model:
 
     tensor_model_parallel_size: int = 1
     hidden_size: int = 0
-    moe_grouped_gemm: bool = True
-    attention_dropout: float = 0.1
+    layernorm_zero_centered_gamma: bool = True
+    layernorm_epsilon: float = 0.1
     activation_func: Any = print
 
 
 def test_what_no_rule_reads_of_a_dataclass_is_kept_for_the_constructors() -> None:
     recipe = from_megatron(Model(), gpu="h100", num_gpus=8)
     assert recipe.model.hidden_size is None
-    assert recipe.others["model"] == {"moe_grouped_gemm": True, "attention_dropout": 0.1}
+    assert recipe.others["model"] == {"layernorm_zero_centered_gamma": True, "layernorm_epsilon": 0.1}
     assert resolve(recipe).ok
 
 

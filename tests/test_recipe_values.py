@@ -264,3 +264,26 @@ def test_an_omegaconf_container_is_a_mapping(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("value", [object(), b"h100", {"h100"}, print, 1j])
 def test_other_objects_are_refused_without_their_text(value: Any) -> None:
     assert refused({"cluster": {"gpu": value, "num_gpus": 8}}).problem == f"expected text, got a {type(value).__name__}"
+
+
+def test_a_microbatch_that_no_integer_counts_is_refused() -> None:
+    model = {"seq_length": 2**62, "tensor_model_parallel_size": 2, "sequence_parallel": True, "hidden_size": 64}
+    recipe = {
+        "cluster": {"gpu": "h100", "num_gpus": 2},
+        "model": model,
+        "train": {"micro_batch_size": 4},
+        "comm_overlap": {"tp_comm_overlap": True, "tp_comm_overlap_cfg": {"qkv_fprop": {"method": "ring_exchange"}}},
+    }
+    with pytest.raises(RecipeError, match=r"^mapping: model\.seq_length: a microbatch of more tokens than 64 bits"):
+        resolve(recipe)
+
+
+def test_fewer_tokens_than_cp_ranks_are_no_crash() -> None:
+    model = {"seq_length": 1, "context_parallel_size": 2, "hidden_size": 64}
+    recipe = {
+        "cluster": {"gpu": "h100", "num_gpus": 4},
+        "model": {**model, "tensor_model_parallel_size": 2, "sequence_parallel": True},
+        "train": {"micro_batch_size": 1},
+        "comm_overlap": {"tp_comm_overlap": True, "tp_comm_overlap_cfg": {"qkv_fprop": {"method": "ring_exchange"}}},
+    }
+    assert not resolve(recipe).ok

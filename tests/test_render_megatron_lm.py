@@ -279,12 +279,12 @@ def test_fsdp_goes_by_the_name_of_the_version(core: str, flag: str) -> None:
             "model.virtual_pipeline_model_parallel_size is 2: the layout makes it 4",
         ),
         (
-            of(model={"qk_layernorm": True}),
-            "model.qk_layernorm (--qk-layernorm): not read by overlapkit, so give the flags yourself",
+            of(model={"rotary_base": 500_000}),
+            "model.rotary_base (--rotary-base): not read by overlapkit, so give the flags yourself",
         ),
         (
-            of(model={"tp_comm_overlap_disable_qkv": True}),
-            "model.tp_comm_overlap_disable_qkv: not read by overlapkit, and no flag of Megatron-LM has the name",
+            of(model={"cpu_offloading_weights": True}),
+            "model.cpu_offloading_weights: not read by overlapkit, and no flag of Megatron-LM has the name",
         ),
         (of("megatron-bridge", peft="lora"), "peft is lora: Megatron-LM trains no adapters"),
         (of(env_vars={"A": 1}), "env_vars is the environment, not arguments: --format env prints what to export"),

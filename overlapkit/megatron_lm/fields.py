@@ -6,6 +6,7 @@ functions here put fields together from parts (reading) and take them apart (wri
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -292,6 +293,8 @@ def convert(texts: Iterable[str], flag: Flag, allowed: frozenset[str] | None, fa
 
 
 def _converted(text: str, flag: Flag, fail: Fail) -> Any:
+    if flag.kind == "float":
+        return _float(text, fail)
     if flag.kind != "int":
         return text
     try:
@@ -300,4 +303,14 @@ def _converted(text: str, flag: Flag, fail: Fail) -> Any:
         value = None
     if value is None or abs(value) >= 2**63:
         raise fail(f"takes a whole number, not {shown(text)}")
+    return value
+
+
+def _float(text: str, fail: Fail) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise fail(f"takes a number, not {shown(text)}")
     return value

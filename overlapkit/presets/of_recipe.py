@@ -98,7 +98,7 @@ def report_of(recipe: Recipe, versions: Versions, wanted: Wanted, chosen: Chosen
         None if chosen.userbuffers is None else {**chosen.userbuffers, **nulls},
         transformer_engine=engine.text,
         tensor_model_parallel_size=tp,
-        tokens=wanted.tokens_per_rank,
+        tokens=wanted.tokens_per_rank or None,  # fewer than CP ranks are a rule's matter
         hidden_size=wanted.hidden_size,
         quantization_modes=("fp8", "none") if wanted.quantization_modes_differ else ("fp8",) if fp8 else ("none",),
         flags=layer_flags(recipe),

@@ -103,8 +103,8 @@ def _head(plan: Plan, out: Console) -> None:
     text, style = verdict(plan)
     out.print(printable(plan.recipe, limit=300), style="bold", end="")
     out.print(f"  {text}", style=style)
-    out.print(_target_line(plan))
-    out.print(_mesh_line(plan))
+    out.print(target_line(plan))
+    out.print(mesh_line(plan))
 
 
 def verdict(plan: Plan) -> tuple[str, str]:
@@ -120,7 +120,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number > 1 else ''}"
 
 
-def _target_line(plan: Plan) -> str:
+def target_line(plan: Plan) -> str:
     target = plan.target
     framework = _FRAMEWORKS[target.framework]
     if target.megatron_bridge:
@@ -129,7 +129,7 @@ def _target_line(plan: Plan) -> str:
     return f"{framework} · Megatron-Core {target.megatron_core} · {engine} · torch {target.torch}"
 
 
-def _mesh_line(plan: Plan) -> str:
+def mesh_line(plan: Plan) -> str:
     p = plan.parallelism
     parts = [f"{p.world_size} × {plan.target.gpu or 'unnamed GPU'}"]
     parts.append(f"TP {p.tp}" + (" with sequence parallelism" if p.sequence_parallel else ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from overlapkit.facts import Facts
-from overlapkit.rules.registry import MEGATRON_LM, State, Verdict, refusal, rule, warning
+from overlapkit.rules.registry import MEGATRON_CORE, MEGATRON_LM, Finding, State, Verdict, error, refusal, rule, warning
 
 _CONFIG = "megatron-core transformer/transformer_config.py"
 _GRANULARITY = "model.recompute_granularity"
@@ -48,6 +48,38 @@ def recompute_fields_do_not_fit(f: Facts, s: State) -> Iterable[Verdict]:
         if method is not None and f.megatron_lm:
             subject, because = "model.recompute_method", "selective recomputation has no method"
             yield refusal(subject, because, f"set {subject}=null", method, by=MEGATRON_LM)
+
+
+@rule("CFG030", source="megatron-core transformer/transformer_block.py _checkpointed_forward", core="<0.17.0")
+def recompute_passes_the_last_layer(f: Facts, s: State) -> Finding:
+    """Before core 0.17, uniform full recomputation needs ``recompute_num_layers`` to divide the layers of every chunk.
+
+    A chunk is what a stage holds in one round of virtual stages. Heterogeneous layers and pipeline layouts count as
+    they are laid out.
+
+    Why: the forward pass walks a chunk in strides of that many layers and does not stop at the last layer: an
+    IndexError in the first step.
+    Fix: set ``model.recompute_num_layers`` to a divisor, such as 1, or ``model.recompute_method=block``.
+    """
+    from overlapkit.volume.stages import layers_per_chunk
+
+    model = f.recipe.model
+    stride = model.recompute_num_layers
+    uniform = model.recompute_granularity == "full" and model.recompute_method == "uniform"
+    if not uniform or stride is None or stride < 1 or model.num_layers is None:
+        return None
+    cut = sorted(layers for layers in layers_per_chunk(f) if layers > 0 and layers % stride)
+    if not cut:
+        return None
+    return error(
+        "model.recompute_num_layers",
+        f"{stride} does not divide the {cut[0]} layers of a chunk",
+        fix="set model.recompute_num_layers=1",
+        by=MEGATRON_CORE,
+        at="first_forward",
+        requested=stride,
+        value=stride,
+    )
 
 
 @rule("CFG025", source=f"{_CONFIG}; megatron-bridge recipes/deepseek (0.6)")

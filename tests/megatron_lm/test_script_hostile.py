@@ -62,8 +62,15 @@ def read(text: str) -> tuple[Launch, ...] | str:
             assert (word.text is None) == (word.unknown is not None)
             assert word.line >= 1
             assert word.written.isprintable()
+            assert word.unknown is None or word.unknown.isprintable()
         assert all(text.isprintable() for text in (*launch.when, *launch.notes))
     return launches
+
+
+@pytest.mark.parametrize("written", ["${A[\x1b$B]}", "${A:-\x1b$(b)}", "${A/\x1b/$B}", "$(a\x1b)", "$((\x1b))"])
+def test_why_a_word_is_unknown_is_printable(written: str) -> None:
+    outcome = read(f"python pretrain_gpt.py --a 1 {written} --b {written}\n")
+    assert isinstance(outcome, str) or any(word.unknown for word in outcome[0].arguments) or outcome[0].notes
 
 
 _change = st.tuples(

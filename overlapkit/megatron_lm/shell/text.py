@@ -107,7 +107,7 @@ def written(text: Text) -> str:
 def why_unknown(text: Text) -> str | None:
     """What could not be known, each reason once."""
     reasons = list(dict.fromkeys(piece.unknown for piece in text if piece.unknown))
-    return "; ".join(reasons[:3]) or None
+    return "; ".join(printable(reason, limit=MAX_WRITTEN) for reason in reasons[:3]) or None
 
 
 def is_absent(text: Text) -> bool:

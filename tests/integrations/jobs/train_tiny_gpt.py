@@ -19,7 +19,7 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import torch
 import torch.distributed as dist
-from cpu_megatron import run_on_cpu
+from cpu_megatron import WITHOUT_KERNELS, run_on_cpu
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
@@ -36,14 +36,6 @@ from overlapkit.live_objects import plain
 STEPS = 2
 # A process that waits for another in vain ends, and with it the job: a test says what went wrong.
 TIMEOUT_MINUTES = 2
-# What the local layer specification cannot do without Transformer Engine, Apex or CUDA.
-WITHOUT_KERNELS = {
-    "gradient_accumulation_fusion": False,
-    "masked_softmax_fusion": False,
-    "persist_layer_norm": False,
-    "bias_activation_fusion": False,
-    "bias_dropout_fusion": False,
-}
 
 
 def main(recipe_path: str, arguments: list[str]) -> None:

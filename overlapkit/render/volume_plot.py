@@ -1,0 +1,95 @@
+"""Volumes as bars, per group and stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from overlapkit.errors import MissingPackageError, RecipeError, printable, shown
+from overlapkit.render.volume_table import alike, human
+from overlapkit.volume.predict import Stage, Volume
+from overlapkit.volume.rows import total_wire_bytes
+
+_ENDINGS = (".svg", ".png")
+_ROW_HEIGHT = 0.28  # inches
+_ROOM_FOR_LABELS = 1.25
+
+
+def check_plot(path: str) -> None:
+    """That a picture can be made of this name, here.
+
+    Raises:
+        RecipeError: another ending than .svg or .png.
+        MissingPackageError: matplotlib cannot be imported.
+    """
+    if Path(path).suffix.lower() not in _ENDINGS:
+        raise RecipeError(f"{shown(path)} is neither .svg nor .png", source="--plot", hint="name the file volume.svg")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingPackageError("--plot needs matplotlib: pip install 'overlapkit[plot]'") from None
+
+
+def plot(volumes: Mapping[str, Volume], path: str) -> None:
+    """Writes horizontal bars of what a rank sends per optimizer step: groups downwards, a bar for each stage.
+
+    ``volumes`` by the name of their configuration. Stages that move the same share a bar; hatched is what leaves NCCL.
+    The same volumes give the same file.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    series = {
+        f"{_name(name)}: {label}" if len(volumes) > 1 else label: stages[0]
+        for name, volume in volumes.items()
+        for label, stages in alike(volume.stages).items()
+    }
+    groups = _groups(series)
+    rows = len(groups) * (len(series) + 1)
+    with rc_context({"svg.hashsalt": "overlapkit", "svg.fonttype": "none", "hatch.linewidth": 0.6}):
+        figure = Figure(figsize=(10, max(2.5, 1.2 + _ROW_HEIGHT * rows)), layout="constrained")
+        _draw(figure.subplots(), series, groups)
+        ending = Path(path).suffix.lower().removeprefix(".")
+        metadata = {"Date": None} if ending == "svg" else {"Software": "overlapkit"}
+        figure.savefig(path, format=ending, metadata=metadata, dpi=150)
+
+
+def _name(configuration: str) -> str:
+    """A configuration's name as it is: dollar signs would begin a formula."""
+    return printable(configuration, limit=80).replace("$", r"\$")
+
+
+def _groups(series: Mapping[str, Stage]) -> list[str]:
+    """All groups, those that send most first."""
+    names = {row.group for stage in series.values() for row in stage.rows}
+    return sorted(names, key=lambda name: (-max(stage.wire_bytes(name) for stage in series.values()), name))
+
+
+def _draw(axes: Any, series: Mapping[str, Stage], groups: list[str]) -> None:
+    height = 1 / (len(series) + 1)
+    for index, (label, stage) in enumerate(series.items()):
+        at = [place + (index - (len(series) - 1) / 2) * height for place in range(len(groups))]
+        seen = [_sent(stage, group, observable=True) for group in groups]
+        hidden = [_sent(stage, group, observable=False) for group in groups]
+        colour = f"C{index % 10}"
+        axes.barh(at, seen, height, color=colour, label=label)
+        if any(hidden):
+            bars = {"color": "white", "edgecolor": colour, "hatch": "////", "linewidth": 0.8}
+            axes.barh(at, hidden, height, left=seen, label=f"{label}: not NCCL", **bars)
+        for place, group in zip(at, groups, strict=True):
+            total = stage.wire_bytes(group)
+            if any(row.group == group for row in stage.rows):
+                axes.text(total, place, f" {human(total)}", va="center", fontsize=8)
+    largest = max((stage.wire_bytes(group) for stage in series.values() for group in groups), default=0)
+    axes.set_xlim(0, max(largest, 1) * _ROOM_FOR_LABELS)
+    axes.set_yticks(range(len(groups)), groups, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("ring-equivalent bytes that a rank sends per optimizer step")
+    axes.xaxis.set_major_formatter(lambda value, _: human(value))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, loc="lower right", frameon=False)
+
+
+def _sent(stage: Stage, group: str, *, observable: bool) -> int:
+    return total_wire_bytes(row for row in stage.rows if row.group == group and row.observable == observable)
