@@ -5,6 +5,8 @@ The public API; every name is imported on first use, so that ``import overlapkit
 - ``load_recipe(path, overrides)``: a YAML recipe as a :class:`overlapkit.recipe.Recipe`.
 - ``resolve(recipe)``: its :class:`overlapkit.plan.Plan`; takes a path, a mapping or a ``Recipe``.
 - ``volume(recipe)``: its :class:`overlapkit.volume.Volume`, the bytes that each group moves per step.
+- ``measure(paths)``: what logs and traces show, as a :class:`overlapkit.measure.measured.Measured`.
+- ``compare(recipe, paths)``: both side by side, as a :class:`overlapkit.measure.comparison.Comparison`.
 - ``CommOverlapConfig``: Megatron-Bridge's class of that name, which :mod:`overlapkit.comm_overlap` decides.
 - ``RecipeError``: what all of them raise when a recipe cannot be used.
 """
@@ -16,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from overlapkit.comm_overlap import CommOverlapConfig as CommOverlapConfig
     from overlapkit.errors import RecipeError as RecipeError
+    from overlapkit.measure import measure as measure
+    from overlapkit.measure.comparison import compare as compare
     from overlapkit.plan import Plan as Plan
     from overlapkit.recipe import Recipe as Recipe
     from overlapkit.recipe import load_recipe as load_recipe
@@ -23,14 +27,27 @@ if TYPE_CHECKING:
     from overlapkit.volume import volume as volume
 
 __version__ = "0.1.0"
-__all__ = ["CommOverlapConfig", "Plan", "Recipe", "RecipeError", "__version__", "load_recipe", "resolve", "volume"]
+__all__ = [
+    "CommOverlapConfig",
+    "Plan",
+    "Recipe",
+    "RecipeError",
+    "__version__",
+    "compare",
+    "load_recipe",
+    "measure",
+    "resolve",
+    "volume",
+]
 
 _HOME = {
     "CommOverlapConfig": "overlapkit.comm_overlap",
     "Plan": "overlapkit.plan",
     "Recipe": "overlapkit.recipe",
     "RecipeError": "overlapkit.errors",
+    "compare": "overlapkit.measure.comparison",
     "load_recipe": "overlapkit.recipe",
+    "measure": "overlapkit.measure",
     "resolve": "overlapkit.resolver",
     "volume": "overlapkit.volume",
 }

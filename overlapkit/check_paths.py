@@ -50,7 +50,7 @@ def select(arguments: Sequence[str]) -> Selection:
     paths: list[str] = []
     overrides: list[str] = []
     for argument in arguments:
-        (overrides if _is_override(argument) else paths).append(argument)
+        (overrides if is_override(argument) else paths).append(argument)
     if not paths:
         hint = "name files, folders or globs, for example: overlapkit check recipes"
         raise RecipeError("no recipe is named", source="check", hint=hint)
@@ -63,10 +63,11 @@ def relative_path(path: str) -> str | None:
     return there.relative_to(here).as_posix() if there.is_relative_to(here) else None
 
 
-def _is_override(argument: str) -> bool:
+def is_override(argument: str) -> bool:
+    """Whether an argument among paths is ``section.key=value``: it has that form and names nothing on disk."""
     if not _OVERRIDE.match(argument) or os.path.lexists(argument):
         return False
-    return not (has_magic(argument) and any(_matches(argument)))
+    return not (has_magic(argument) and any(matches(argument)))
 
 
 def _once(files: Iterable[Found]) -> tuple[Found, ...]:
@@ -85,9 +86,7 @@ def _once(files: Iterable[Found]) -> tuple[Found, ...]:
 def _expand(path: str) -> Iterator[Found]:
     if os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises where a folder above may not be entered
         found = [
-            each
-            for each in _walk(path, lambda names: _visible(names[-1]))
-            if each.error or each.path.endswith((*YAML_ENDINGS, *SCRIPT_ENDINGS))
+            each for each in files_below(path) if each.error or each.path.endswith((*YAML_ENDINGS, *SCRIPT_ENDINGS))
         ]
         if not found:
             raise RecipeError("no *.yaml, *.yml or *.sh in this folder", source=path)
@@ -95,7 +94,7 @@ def _expand(path: str) -> Iterator[Found]:
     elif os.path.lexists(path):
         yield Found(path=path, named=True)
     elif has_magic(path):
-        found = list(_matches(path))
+        found = list(matches(path))
         if not found:
             raise RecipeError("matches no file", source=path)
         yield from found
@@ -104,7 +103,12 @@ def _expand(path: str) -> Iterator[Found]:
         raise RecipeError(f"no file or folder {shown(path)}", source="check", hint=hint if "=" in path else None)
 
 
-def _matches(pattern: str) -> Iterator[Found]:
+def files_below(folder: str) -> Iterator[Found]:
+    """The files in a folder at any depth, without hidden folders, and the folders that cannot be listed."""
+    return _walk(folder, lambda names: _visible(names[-1]))
+
+
+def matches(pattern: str) -> Iterator[Found]:
     """The files that a glob stands for, sorted; as in a shell, hidden names need a pattern with a dot.
 
     Not ``glob.glob``: its ``**`` follows links round and round.

@@ -9,7 +9,7 @@ cd "$ROOT"
 unset PYTHONPATH PYTHONHOME
 
 # What the tests need from Debian beside Python: add a package here and a fresh machine gets it.
-DEBIAN_PACKAGES=(slurm-wlm munge)
+DEBIAN_PACKAGES=(slurm-wlm munge g++)
 
 debian_packages() {
   local package

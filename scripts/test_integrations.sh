@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests against the real megatron-core, nemo-run and Slurm, in an environment of their own. A component that is
-# missing is a failure. Slurm and munge come from Debian's packages (scripts/test.sh installs them).
+# missing is a failure. Slurm, munge and a C++ compiler come from Debian's packages (scripts/test.sh installs them).
 set -euo pipefail
 
 ROOT=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)

@@ -218,6 +218,16 @@ def test_a_picture_is_svg_or_png() -> None:
     )
 
 
+def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    nowhere, folder = tmp_path / "none" / "volume.svg", tmp_path / "folder.svg"
+    folder.mkdir()
+    assert refused(RECIPE, "--plot", str(nowhere)).endswith(
+        "none/volume.svg: cannot be written: No such file or directory\n"
+    )
+    assert refused(RECIPE, "--plot", str(folder)).endswith("folder.svg: cannot be written: Is a directory\n")
+
+
 def test_only_a_picture_needs_matplotlib() -> None:
     assert imported(f"import overlapkit; overlapkit.volume({RECIPE!r})") == {"yaml"}
     command = "from typer.testing import CliRunner; from overlapkit.cli import app; CliRunner().invoke(app, {})"

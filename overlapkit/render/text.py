@@ -149,7 +149,7 @@ def _features(plan: Plan, out: Console) -> None:
     rows = []
     for group, what, setting in _FEATURES:
         on = bool(plan.settings[setting])
-        because, code = _reason(plan, setting, on)
+        because, code = why(plan, setting, on)
         expected = (group, what) in _ALWAYS or (what == "all-to-all" and plan.parallelism.ep > 1)
         if not on and not code and not expected:
             continue
@@ -166,8 +166,8 @@ def _features(plan: Plan, out: Console) -> None:
     grid(out, rows)
 
 
-def _reason(plan: Plan, setting: str, on: bool) -> tuple[str, str]:
-    """Why a setting has its value: the first error about it, else the gravest decision, the last of these."""
+def why(plan: Plan, setting: str, on: bool) -> tuple[str, str]:
+    """Why a setting has its value, and the rule: the first error about it, else the last of the gravest decisions."""
     about = [d for d in plan.decisions if d.subject == setting and not (_idle(plan, d) and not on)]
     if setting == "model.tp_comm_overlap" and on:
         about += [d for d in plan.decisions if d.subject in ("preset", "model.tp_comm_overlap_cfg")]

@@ -11,7 +11,9 @@ from overlapkit.errors import printable
 from overlapkit.render.text import grid, mesh_line, print_on, title
 from overlapkit.render.volume import Bytes, head
 from overlapkit.render.volume_table import (
+    ABSENT,
     Line,
+    arrow,
     human,
     marks,
     measure,
@@ -27,8 +29,6 @@ from overlapkit.volume.rows import Row, total_wire_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_ABSENT = "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,9 @@ def _table(pairs: Sequence[StagePair], shown: Bytes, *, exact: bool) -> Iterator
     """
 
     def line(words: str, style: str, calls: str, message: str, sent: Sequence[int | None]) -> Line:
-        texts = [_ABSENT if figure is None else shown(figure) for figure in sent]
+        texts = [ABSENT if figure is None else shown(figure) for figure in sent]
         change = () if exact else (_change(sent[0] or 0, sent[1] or 0, shown),)
-        return Line(words, (calls, message, _arrow(*texts), *change), style)
+        return Line(words, (calls, message, arrow(*texts), *change), style)
 
     first = pairs[0]
     yield Line(_label(pairs), ("calls", "message", "sent", *(() if exact else ("change",))), "bold")
@@ -143,20 +143,20 @@ def _table(pairs: Sequence[StagePair], shown: Bytes, *, exact: bool) -> Iterator
         for pair in rows:
             if pair.differs:
                 words = f"    {pair.known.op}  {pair.known.dtype}  {', '.join(marks(pair.known))}".rstrip()
-                calls = _arrow(*(f"{side.count:,}" if side else _ABSENT for side in pair.sides))
-                message = _arrow(*(shown(side.message_bytes) if side else _ABSENT for side in pair.sides))
+                calls = arrow(*(f"{side.count:,}" if side else ABSENT for side in pair.sides))
+                message = arrow(*(shown(side.message_bytes) if side else ABSENT for side in pair.sides))
                 yield line(words, "", calls, message, [side.wire_bytes if side else None for side in pair.sides])
 
 
 def _label(pairs: Sequence[StagePair]) -> str:
     sides = [[pair.before for pair in pairs if pair.before], [pair.after for pair in pairs if pair.after]]
     numbers = [stage.pipeline_rank for stage in sides[0] or sides[1]]
-    return f"{stages_text(numbers)}, ranks {_arrow(*(ranks_of(side) if side else _ABSENT for side in sides))}"
+    return f"{stages_text(numbers)}, ranks {arrow(*(ranks_of(side) if side else ABSENT for side in sides))}"
 
 
 def _group_text(group: str, rows: Sequence[RowPair]) -> str:
     sizes = dict.fromkeys(row.size for side in (0, 1) for pair in rows if (row := pair.sides[side]))
-    return f"{group}, {_arrow(*map(str, sizes))} ranks"
+    return f"{group}, {arrow(*map(str, sizes))} ranks"
 
 
 def _sent(rows: Sequence[RowPair]) -> tuple[int, int]:
@@ -166,10 +166,6 @@ def _sent(rows: Sequence[RowPair]) -> tuple[int, int]:
 
 def _figures(row: Row | None) -> tuple[int, ...]:
     return () if row is None else (row.size, row.count, row.message_bytes)
-
-
-def _arrow(before: str, after: str | None = None) -> str:
-    return before if after is None or before == after else f"{before} → {after}"
 
 
 def _change(before: int, after: int, shown: Bytes) -> str:
@@ -183,10 +179,10 @@ def _change(before: int, after: int, shown: Bytes) -> str:
 
 def _sums(before: Configuration, after: Configuration, shown: Bytes, out: Console) -> None:
     jobs = before.job_bytes, after.job_bytes
-    text = f"All ranks together send {_arrow(shown(jobs[0]), shown(jobs[1]))}"
+    text = f"All ranks together send {arrow(shown(jobs[0]), shown(jobs[1]))}"
     if jobs[0] != jobs[1]:
         text += f", {percent(abs(jobs[1] - jobs[0]), jobs[0])} {'less' if jobs[1] < jobs[0] else 'more'}"
     title(out, text)
     if before.volume.layout.node is not None and after.volume.layout.node is not None:
         nodes = [sum(found.volume.between_nodes().values()) for found in (before, after)]
-        out.print(f"of it between nodes {_arrow(shown(nodes[0]), shown(nodes[1]))}")
+        out.print(f"of it between nodes {arrow(shown(nodes[0]), shown(nodes[1]))}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,13 @@ def check_plot(path: str) -> None:
     """That a picture can be made of this name, here.
 
     Raises:
-        RecipeError: another ending than .svg or .png.
+        RecipeError: another ending than .svg or .png, or no such folder.
         MissingPackageError: matplotlib cannot be imported.
     """
     if Path(path).suffix.lower() not in _ENDINGS:
-        raise RecipeError(f"{shown(path)} is neither .svg nor .png", source="--plot", hint="name the file volume.svg")
+        raise RecipeError(f"{shown(path)} is neither .svg nor .png", source="--plot", hint="end its name with .svg")
+    if not Path(path).parent.is_dir():
+        raise RecipeError(f"cannot be written: {os.strerror(errno.ENOENT)}", source=path)
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -36,28 +40,44 @@ def plot(volumes: Mapping[str, Volume], path: str) -> None:
 
     ``volumes`` by the name of their configuration. Stages that move the same share a bar; hatched is what leaves NCCL.
     The same volumes give the same file.
+
+    Raises:
+        RecipeError: the file cannot be written.
+    """
+    series = {
+        f"{name}: {label}" if len(volumes) > 1 else label: stages[0]
+        for name, volume in volumes.items()
+        for label, stages in alike(volume.stages).items()
+    }
+    plot_series(series, path, per="optimizer step")
+
+
+def plot_series(series: Mapping[str, Stage], path: str, *, per: str) -> None:
+    """The same of stages by the names of their bars, of any text; ``per``: what their bytes are counted over.
+
+    Raises:
+        RecipeError: the file cannot be written.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    series = {
-        f"{_name(name)}: {label}" if len(volumes) > 1 else label: stages[0]
-        for name, volume in volumes.items()
-        for label, stages in alike(volume.stages).items()
-    }
+    series = {_name(name): stage for name, stage in series.items()}
     groups = _groups(series)
     rows = len(groups) * (len(series) + 1)
     with rc_context({"svg.hashsalt": "overlapkit", "svg.fonttype": "none", "hatch.linewidth": 0.6}):
         figure = Figure(figsize=(10, max(2.5, 1.2 + _ROW_HEIGHT * rows)), layout="constrained")
-        _draw(figure.subplots(), series, groups)
+        _draw(figure.subplots(), series, groups, per)
         ending = Path(path).suffix.lower().removeprefix(".")
         metadata = {"Date": None} if ending == "svg" else {"Software": "overlapkit"}
-        figure.savefig(path, format=ending, metadata=metadata, dpi=150)
+        try:
+            figure.savefig(path, format=ending, metadata=metadata, dpi=150)
+        except OSError as error:
+            raise RecipeError(f"cannot be written: {error.strerror or error}", source=path) from None
 
 
-def _name(configuration: str) -> str:
-    """A configuration's name as it is: dollar signs would begin a formula."""
-    return printable(configuration, limit=80).replace("$", r"\$")
+def _name(text: str) -> str:
+    """A name as it is: dollar signs would begin a formula."""
+    return printable(text, limit=120).replace("$", r"\$")
 
 
 def _groups(series: Mapping[str, Stage]) -> list[str]:
@@ -66,7 +86,7 @@ def _groups(series: Mapping[str, Stage]) -> list[str]:
     return sorted(names, key=lambda name: (-max(stage.wire_bytes(name) for stage in series.values()), name))
 
 
-def _draw(axes: Any, series: Mapping[str, Stage], groups: list[str]) -> None:
+def _draw(axes: Any, series: Mapping[str, Stage], groups: list[str], per: str) -> None:
     height = 1 / (len(series) + 1)
     for index, (label, stage) in enumerate(series.items()):
         at = [place + (index - (len(series) - 1) / 2) * height for place in range(len(groups))]
@@ -85,7 +105,7 @@ def _draw(axes: Any, series: Mapping[str, Stage], groups: list[str]) -> None:
     axes.set_xlim(0, max(largest, 1) * _ROOM_FOR_LABELS)
     axes.set_yticks(range(len(groups)), groups, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("ring-equivalent bytes that a rank sends per optimizer step")
+    axes.set_xlabel(f"ring-equivalent bytes that a rank sends per {per}")
     axes.xaxis.set_major_formatter(lambda value, _: human(value))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, loc="lower right", frameon=False)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _PLACES = {"intra_node": "within a node", "inter_node": "across nodes", "mixed": "mixed"}
+ABSENT = "–"
 _GAP = 2
 _LEAST_LABEL = 24  # columns that the words of a line keep on a narrow terminal
 
@@ -34,6 +35,11 @@ def percent(part: float, whole: float) -> str:
     """A share; one too small for its decimal is not shown as nothing."""
     share = 100 * part / whole if whole else 0.0
     return "<0.1 %" if 0 < share < 0.05 else f"{share:.1f} %"
+
+
+def arrow(before: str, after: str | None = None) -> str:
+    """What was and what is, once where both are the same."""
+    return before if after is None or before == after else f"{before} → {after}"
 
 
 def ranks_text(ranks: Iterable[range]) -> str:

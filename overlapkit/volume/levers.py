@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,17 +59,25 @@ def _tried(
     recipe: str | Path | Mapping[str, Any], base: Configuration, change: Change, data_broadcast: bool
 ) -> Lever | None:
     """The change's effect; None where it cannot be made, or makes none."""
-    try:
-        other = configure(recipe, [*base.overrides, *change.overrides], data_broadcast=data_broadcast)
-    except RecipeError:
-        return None
-    if _errors(other.plan) - _errors(base.plan):
+    other = changed(recipe, base, change.overrides, data_broadcast=data_broadcast)
+    if other is None:
         return None
     more = other.job_bytes - base.job_bytes
     if abs(more) < _LEAST_SHARE * base.job_bytes or not more:
         return None
     each = round(more / base.facts.parallelism.world_size)
     return Lever(what=change.what, overrides=change.overrides, change=each, share=more / base.job_bytes)
+
+
+def changed(
+    recipe: str | Path | Mapping[str, Any], base: Configuration, overrides: Sequence[str], *, data_broadcast: bool
+) -> Configuration | None:
+    """``base`` with more overrides; None where they cannot be had, or bring an error into the plan."""
+    try:
+        other = configure(recipe, [*base.overrides, *overrides], data_broadcast=data_broadcast)
+    except RecipeError:
+        return None
+    return None if _errors(other.plan) - _errors(base.plan) else other
 
 
 def _errors(plan: Plan) -> set[tuple[str, str]]:

@@ -99,12 +99,14 @@ def plan_for(recipe: Recipe, given: Mapping[str, str]) -> Plan:
     return resolve(replace(recipe, env_vars={**exported, **(recipe.env_vars or {}), **given}))
 
 
-def environment_of(plan: Plan, recipe: Recipe | None, given: Mapping[str, str]) -> Environment:
-    """What the process will see of the plan's variables and the recipe's."""
-    wanted = {**plan.env, **((recipe.env_vars if recipe else None) or {})}
+def environment_of(
+    plan: Plan, recipe: Recipe | None, given: Mapping[str, str], measuring: Mapping[str, str]
+) -> Environment:
+    """What the process will see of the variables of the plan, of the recipe, and of what is to be measured."""
+    wanted = {**plan.env, **((recipe.env_vars if recipe else None) or {}), **measuring}
     kept = frozenset(name for name in wanted if name in given)
     variables = {**wanted, **{name: given[name] for name in kept}}
-    return Environment(variables=variables, kept=kept, private=kept - set(plan.env))
+    return Environment(variables=variables, kept=kept, private=kept - set(plan.env) - set(measuring))
 
 
 def differences(plan: Plan, environment: Environment) -> tuple[str, ...]:

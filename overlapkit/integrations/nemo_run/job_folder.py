@@ -93,11 +93,16 @@ def check_writable(folder: str) -> None:
 
 def path_in_job(executor: Any, name: str) -> str:
     """Where the job finds a packed file, as the executors' package_configs have it."""
+    return f"{folder_in_job(executor)}/{_CONFIGS}/{name}"
+
+
+def folder_in_job(executor: Any) -> str:
+    """The job's folder as the job sees it."""
     if isinstance(executor, run.LocalExecutor):
-        return str(Path(executor.job_dir) / _CONFIGS / name)
+        return str(Path(executor.job_dir))
     if isinstance(executor, run.KubeflowExecutor):
-        return f"{executor.code_dir}/{_CONFIGS}/{name}"
-    return f"/nemo_run/{_CONFIGS}/{name}"
+        return str(executor.code_dir)
+    return "/nemo_run"  # also of a Slurm job without a container: NeMo-Run puts its folder there
 
 
 def userbuffers_name(executor: Any, plan: Plan) -> str:

@@ -16,6 +16,7 @@ from overlapkit.integrations.nemo_run import environment as environments
 from overlapkit.integrations.nemo_run import executors, job_folder
 from overlapkit.integrations.nemo_run.executor_state import ExecutorState, set_arguments, state_of
 from overlapkit.integrations.nemo_run.live_config import ARGUMENTS, carried_config, check_config, set_on_config
+from overlapkit.integrations.nemo_run.measuring import Measuring, measuring, set_recorder
 from overlapkit.integrations.nemo_run.script_args import ScriptArgs, Written, written
 from overlapkit.plan import Plan, refuse_errors
 from overlapkit.recipe import Recipe
@@ -38,6 +39,7 @@ class Launch:
     args: ScriptArgs
     script: Written
     words: tuple[str, ...]
+    measuring: Measuring
 
 
 def prepare(plugin: OverlapPlugin, task: Any, executor: Any) -> Launch:
@@ -63,7 +65,9 @@ def prepare(plugin: OverlapPlugin, task: Any, executor: Any) -> Launch:
     given = environments.users_variables(task, executor, state.variables, group_index=state.index(task))
     recipe, plan = _resolved(plugin, size, executor, given)
     _judge(plan, plugin.on_error)
-    environment = environments.environment_of(plan, recipe, given)
+    exported = {**((recipe.env_vars if recipe else None) or {}), **given}
+    measured = measuring(plugin.measure, task, executor, exported)
+    environment = environments.environment_of(plan, recipe, given, measured.variables)
     state.check(plugin, task, executor, environment)
     args = ScriptArgs(
         recipe=recipe,
@@ -79,7 +83,16 @@ def prepare(plugin: OverlapPlugin, task: Any, executor: Any) -> Launch:
     if carried is not None:
         check_config(*carried, args)
     words = tuple(executors.shell_words(executor, script.words))
-    return Launch(task=task, executor=executor, state=state, size=size, args=args, script=script, words=words)
+    return Launch(
+        task=task,
+        executor=executor,
+        state=state,
+        size=size,
+        args=args,
+        script=script,
+        words=words,
+        measuring=measured,
+    )
 
 
 def apply(launch: Launch, plugin: OverlapPlugin) -> None:
@@ -90,6 +103,7 @@ def apply(launch: Launch, plugin: OverlapPlugin) -> None:
         logger.warning(sentence)
     # The task first: the objects that a task carries may refuse.
     said += _set_on_script(launch) if isinstance(task, run.Script) else _set_on_partial(launch)
+    said += [launch.measuring.note] if launch.measuring.note else []
     launch.state.set_environment(executor, args.environment)
     if plugin.enable_vboost and isinstance(executor, run.SlurmExecutor):
         launch.state.set_setup_lines(executor, executors.vboost_lines(executor))
@@ -180,6 +194,7 @@ def _script(plugin: OverlapPlugin, script: Any, args: ScriptArgs) -> Written:
 
 
 def _set_on_script(launch: Launch) -> list[str]:
+    set_recorder(launch.task, launch.measuring.recorder)
     set_arguments(launch.task, list(launch.words), without_a_shell=executors.without_a_shell(launch.executor))
     if launch.words:
         logger.info("appended to the script: %s", " ".join(launch.words))

@@ -30,6 +30,8 @@ class OverlapPlugin(run.Plugin):  # type: ignore[misc]
         manual_gc: garbage collection by hand, as Bridge's PerfEnvPlugin had it.
         manual_gc_interval: steps between collections.
         enable_vboost: power steered to the tensor cores, on SlurmExecutor.
+        measure: what the job is to leave in its folder for ``overlapkit measure``: "nccl-log" (NCCL's log of every
+            call) or "recorder" (the script runs under ``overlapkit.record``, which must be installed there).
     """
 
     recipe: Any = None
@@ -42,6 +44,7 @@ class OverlapPlugin(run.Plugin):  # type: ignore[misc]
     manual_gc: bool = False
     manual_gc_interval: int = 100
     enable_vboost: bool = False
+    measure: Optional[Literal["nccl-log", "recorder"]] = None  # noqa: UP045
 
     def __post_init__(self, script_args_converter_fn: Optional[Callable[[ScriptArgs], list[str]]]) -> None:  # noqa: UP045
         self.script_args_converter_fn = script_args_converter_fn
