@@ -146,7 +146,7 @@ def test_so_are_those_of_live_objects() -> None:
     made = TransformerConfig(**sizes, **MOE, moe_grouped_gemm=True)
     software = BASE["software"]
     recipe = from_megatron(made, gpu="h100", num_gpus=16, software=software, environ={})
-    assert recipe.others["model"]["moe_grouped_gemm"] is True
+    assert recipe.model.moe_grouped_gemm is True
     assert new(validate(recipe), "CFG018") == []
 
 
