@@ -51,3 +51,11 @@ def test_the_distributed_optimizer_is_the_same_for_both() -> None:
 def test_what_has_no_place_is_named() -> None:
     found = values_of("megatron-lm", model={"seq_length": 64}, train={"micro_batch_size": 1})
     assert found.elsewhere == ("train.micro_batch_size", "model.seq_length")
+
+
+@pytest.mark.parametrize(("coefficient", "kept"), [(0.01, "aux_loss"), ([0.01], ["aux_loss"])])
+def test_one_kind_of_auxiliary_loss_is_a_list_where_its_coefficient_is(coefficient: Any, kept: Any) -> None:
+    """Megatron-Core refuses a list of kinds without a list of coefficients."""
+    model = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": coefficient}
+    found = values_of("megatron-bridge", model=model).sections["model"]
+    assert (found["moe_router_load_balancing_type"], found["moe_aux_loss_coeff"]) == (kept, coefficient)

@@ -172,7 +172,7 @@ def section_values(recipe: Recipe, section: str, said: list[str]) -> dict[str, A
         path = f"{section}.{name}"
         if value is None or path in SETTINGS or name == "num_layers_per_virtual_pipeline_stage":  # VP says it
             continue
-        if name == "cp_comm_type" and len(value) == 1:  # a list of them has one per layer
+        if _stands_for_all(recipe, name) and len(value) == 1:
             value = value[0]
         value = list(value) if isinstance(value, tuple) else value
         problem = unwritable(value)
@@ -181,6 +181,12 @@ def section_values(recipe: Recipe, section: str, said: list[str]) -> dict[str, A
         else:
             values[name] = value
     return values
+
+
+def _stands_for_all(recipe: Recipe, name: str) -> bool:
+    """Whether a list of one would mean something else: cp_comm_type's has one per layer, the other's a coefficient."""
+    coefficients = isinstance(recipe.model.moe_aux_loss_coeff, list)
+    return name == "cp_comm_type" or (name == "moe_router_load_balancing_type" and not coefficients)
 
 
 def only_known(
