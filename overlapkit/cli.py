@@ -13,6 +13,7 @@ from overlapkit import __version__
 from overlapkit.cli_measure import compare_command, measure_command
 from overlapkit.cli_options import FailOn
 from overlapkit.cli_presets import presets_app
+from overlapkit.cli_search import search_command
 from overlapkit.cli_volume import volume_command
 from overlapkit.errors import OverlapkitError, RecipeError, printable
 from overlapkit.streams import prepare_streams
@@ -100,6 +101,9 @@ def resolve_command(
     validate: Annotated[
         bool, typer.Option("--validate", help="Ask the installed megatron-core's own configuration classes too.")
     ] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Say what each overlap saves of the step, and what is exposed.")
+    ] = False,
     fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 at a finding this grave or graver.")] = FailOn.error,
 ) -> None:
     """What will really be on, what will be off and why, and which environment to export.
@@ -122,6 +126,10 @@ def resolve_command(
         from overlapkit.integrations.megatron import validated
 
         outcomes = tuple(replace(outcome, plan=validated(outcome.recipe, outcome.plan)) for outcome in outcomes)
+    if estimate:
+        from overlapkit.outcomes import estimated
+
+        outcomes = tuple(map(estimated, outcomes))
     if save is not None:
         save_recipe(outcomes[0], save)
     with opened(write_to) as stream:
@@ -178,6 +186,7 @@ def check_command(
 
 
 app.command("volume")(volume_command)
+app.command("search")(search_command)
 app.command("measure")(measure_command)
 app.command("compare")(compare_command)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +54,14 @@ def resolved(outcome: Outcome | Recipe) -> ResolvedOutcome:
         outcome = Outcome(recipe=outcome)
     same = {spec.name: getattr(outcome, spec.name) for spec in fields(Outcome)}
     return ResolvedOutcome(**same, plan=resolve(outcome.recipe))
+
+
+def estimated(outcome: ResolvedOutcome) -> ResolvedOutcome:
+    """The outcome with what an estimate says in its plan."""
+    from overlapkit.cost.decisions import with_estimate
+    from overlapkit.facts import derive
+
+    return replace(outcome, plan=with_estimate(derive(outcome.recipe), outcome.plan))
 
 
 def that_count(outcomes: Sequence[AnyOutcome]) -> Sequence[AnyOutcome]:

@@ -14,17 +14,25 @@ from overlapkit.presets import NO_PRESET
 from overlapkit.recipe import Recipe, load_recipe, recipe_from_mapping
 
 
-def resolve(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str] = ()) -> Plan:
+def resolve(
+    recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str] = (), *, estimate: bool = False
+) -> Plan:
     """What will really be on, what will be off and why, and which environment to export.
 
     ``recipe`` is the path of a YAML file, a mapping of the same form, or a loaded ``Recipe``;
-    ``overrides`` are ``section.key=value`` texts in OmegaConf's dotlist form.
+    ``overrides`` are ``section.key=value`` texts in OmegaConf's dotlist form. With ``estimate`` further decisions say
+    what each overlap saves of the step and what is exposed (CFG031 to CFG033).
 
     Raises:
         RecipeError: the recipe or an override cannot be used.
         TypeError: overrides with a recipe that is already loaded.
     """
-    return plan(derive(read_recipe(recipe, overrides)))
+    facts = derive(read_recipe(recipe, overrides))
+    if not estimate:
+        return plan(facts)
+    from overlapkit.cost.decisions import with_estimate
+
+    return with_estimate(facts, plan(facts))
 
 
 def read_recipe(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str] = ()) -> Recipe:

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 from overlapkit.errors import printable
 from overlapkit.plan import Decision, Plan, reason
+from overlapkit.rules.estimated import ESTIMATED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -168,9 +169,10 @@ def _features(plan: Plan, out: Console) -> None:
 
 def why(plan: Plan, setting: str, on: bool) -> tuple[str, str]:
     """Why a setting has its value, and the rule: the first error about it, else the last of the gravest decisions."""
-    about = [d for d in plan.decisions if d.subject == setting and not (_idle(plan, d) and not on)]
+    decided = [d for d in plan.decisions if d.code not in ESTIMATED]  # which say what it is worth, not why it is so
+    about = [d for d in decided if d.subject == setting and not (_idle(plan, d) and not on)]
     if setting == "model.tp_comm_overlap" and on:
-        about += [d for d in plan.decisions if d.subject in ("preset", "model.tp_comm_overlap_cfg")]
+        about += [d for d in decided if d.subject in ("preset", "model.tp_comm_overlap_cfg")]
     if not about:
         return ("as asked" if on else "not asked for"), ""
     errors = [d for d in about if d.severity == "error"]
@@ -191,7 +193,10 @@ def _notes(plan: Plan, out: Console) -> None:
     notes = [
         d
         for d in plan.decisions
-        if d.severity == "info" and d.subject not in told and not d.subject.startswith("env.") and d.code not in routine
+        if d.severity == "info"
+        and (d.subject not in told or d.code in ESTIMATED)
+        and not d.subject.startswith("env.")
+        and d.code not in routine
     ]
     if notes:
         title(out, "Good to know")

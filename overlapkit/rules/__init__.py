@@ -33,6 +33,7 @@ from overlapkit.rules import (
     env,
     env_user,
     installed,
+    estimated,
 )
 from overlapkit.rules.registry import Rule, documented, registered, run
 
