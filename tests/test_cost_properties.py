@@ -1,0 +1,148 @@
+"""What holds for the estimate of any recipe: its sums, and that nothing which is faster makes a step slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from pytest import approx
+
+from overlapkit.cost.estimate import estimate_of
+from overlapkit.cost.result import Estimate
+from overlapkit.facts import Facts, derive
+from overlapkit.recipe import recipe_from_mapping
+from overlapkit.resolver import plan
+
+# Of one step over another, for what floating-point numbers lose.
+ROUNDING = 1e-9
+# What changes with the buckets of data parallelism: their padding, and experts' parameters that are gathered twice.
+OVERLAPS = ("overlap_grad_reduce", "overlap_p2p_comm")
+
+
+@st.composite
+def layouts(draw: Any) -> dict[str, Any]:
+    """Recipes of GPT models that are estimated: dense or MoE, every axis, within a node and between nodes."""
+    tp, cp, dp = draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 4]))
+    pp = draw(st.sampled_from([1, 2, 4]))
+    vp = draw(st.sampled_from([None, 2])) if pp > 1 else None
+    moe = draw(st.booleans())
+    model: dict[str, Any] = {
+        "num_layers": pp * (vp or 1) * draw(st.integers(1, 3)),
+        "hidden_size": draw(st.sampled_from([1024, 4096, 8192])),
+        "ffn_hidden_size": draw(st.sampled_from([4096, 14336])),
+        "num_attention_heads": 32,
+        "num_query_groups": draw(st.sampled_from([None, 8])),
+        "vocab_size": draw(st.sampled_from([32_000, 128_256])),
+        "seq_length": draw(st.sampled_from([2048, 8192])),
+        "gated_linear_unit": draw(st.booleans()),
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "share_embeddings_and_output_weights": False,
+        "position_embedding_type": "rope",
+        "tensor_model_parallel_size": tp,
+        "sequence_parallel": tp > 1 and (moe or draw(st.booleans())),
+        "pipeline_model_parallel_size": pp,
+        "virtual_pipeline_model_parallel_size": vp,
+        "context_parallel_size": cp,
+        "cp_comm_type": draw(st.sampled_from(["p2p", "all_gather", "a2a"])),
+    }
+    recompute = draw(st.sampled_from([None, "full", "selective"]))
+    if recompute == "selective":
+        model |= {"recompute_granularity": recompute, "recompute_modules": ["core_attn"]}
+    elif recompute:
+        model |= {"recompute_granularity": recompute, "recompute_method": "uniform", "recompute_num_layers": 1}
+    if moe:
+        ep = draw(st.sampled_from([1, 2, 4]))
+        assume((cp * dp * tp) % ep == 0)
+        model |= {
+            "num_moe_experts": 8,
+            "moe_ffn_hidden_size": draw(st.sampled_from([768, 4096])),
+            "moe_router_topk": 2,
+            "expert_model_parallel_size": ep,
+            "expert_tensor_parallel_size": 1,
+            "moe_token_dispatcher_type": draw(st.sampled_from(["alltoall", "flex"])),
+        }
+    return {
+        "cluster": {"gpu": draw(st.sampled_from(["a100", "h100", "h20", "b200"])), "num_gpus": tp * cp * dp * pp},
+        "software": {"container": "nemo:26.04"},
+        "model": model,
+        "train": {"micro_batch_size": draw(st.sampled_from([1, 2])), "global_batch_size": 8 * dp * pp},
+        "optimizer": {"use_distributed_optimizer": True},
+        "ddp": {"use_distributed_optimizer": True, "grad_reduce_in_fp32": draw(st.booleans())},
+        "mixed_precision": "bf16_mixed",
+    }
+
+
+def facts_of(recipe: dict[str, Any], **changes: dict[str, Any]) -> Facts:
+    changed = {name: {**recipe.get(name, {}), **values} for name, values in changes.items()}
+    return derive(recipe_from_mapping({**recipe, **changed}))
+
+
+def estimated(recipe: dict[str, Any], **changes: dict[str, Any]) -> Estimate:
+    facts = facts_of(recipe, **changes)
+    decided = plan(facts)
+    assume(decided.ok)
+    return estimate_of(facts, decided)
+
+
+@given(layouts())
+def test_what_is_hidden_and_what_is_exposed_add_up_to_the_total(recipe: dict[str, Any]) -> None:
+    for axis, time in estimated(recipe).groups.items():
+        assert time.hidden_s + time.exposed_s == approx(time.total_s), axis
+        assert min(time.hidden_s, time.exposed_s) >= -ROUNDING * time.total_s, axis
+        assert (time.total_s > 0) == (time.message_bytes > 0), axis
+
+
+@given(layouts())
+def test_the_parts_and_what_is_exposed_add_up_to_the_step(recipe: dict[str, Any]) -> None:
+    found = estimated(recipe)
+    parts = found.parts.to_dict()
+    assert min(parts.values()) >= 0
+    exposed = sum(time.exposed_s for time in found.groups.values())
+    assert sum(parts.values()) + exposed == approx(found.step_time_s)
+
+
+@given(layouts(), st.sampled_from(["bf16_tflops", "hbm_gb_per_s", "nvlink_gb_per_s", "nic_gbps"]), st.floats(1.01, 8))
+def test_a_faster_gpu_or_network_makes_no_step_slower(recipe: dict[str, Any], rate: str, times: float) -> None:
+    facts = facts_of(recipe)
+    decided = plan(facts)
+    assume(decided.ok)
+    assert facts.gpu is not None
+    faster = replace(facts.gpu, **{rate: getattr(facts.gpu, rate) * times})
+    before = estimate_of(facts, decided).step_time_s
+    assert estimate_of(replace(facts, gpu=faster), decided).step_time_s <= before * (1 + ROUNDING)
+
+
+@given(layouts())
+def test_an_overlap_that_is_switched_off_makes_no_step_faster(recipe: dict[str, Any]) -> None:
+    """But EP's, for which the host launches more kernels."""
+    for name, saving in estimated(recipe).saves.items():
+        if name != "overlap_moe_expert_parallel_comm":
+            assert saving.share >= -ROUNDING, name
+
+
+@given(layouts())
+def test_userbuffers_asked_off_save_what_was_said(recipe: dict[str, Any]) -> None:
+    """The estimate of the recipe without an overlap is the estimate with it and what it saves."""
+    on = estimated(recipe)
+    assume("tp_comm_overlap" in on.saves)
+    off = estimated(recipe, comm_overlap={"tp_comm_overlap": False})
+    assert off.step_time_s == approx(on.step_time_s + on.saves["tp_comm_overlap"].seconds)
+
+
+@given(layouts())
+def test_every_further_microbatch_takes_as_long(recipe: dict[str, Any]) -> None:
+    batch = recipe["train"]["global_batch_size"]
+    steps = [estimated(recipe, train={"global_batch_size": times * batch}) for times in (1, 2, 3)]
+    assume(len({step.timeline.slowest for step in steps}) == 1)
+    one, two, three = (step.step_time_s for step in steps)
+    assert three - two == approx(two - one)
+
+
+@given(layouts())
+def test_the_interval_holds_the_estimate(recipe: dict[str, Any]) -> None:
+    found = estimated(recipe)
+    low, high = found.interval_s
+    assert 0 < low < found.step_time_s < high
