@@ -29,19 +29,26 @@ def _layers(model: Model, stage: int) -> Iterator[tuple[str, int, int]]:
     for kind in dict.fromkeys(kinds):
         layers = again = 0
         for chunk in chunks:
-            of_kind = [len(kinds) == 1 or kinds[chunk.first + index] == kind for index in range(len(chunk.moe))]
+            # Layers of multi-token prediction exchange as the last one.
+            places = (min(chunk.first + index, len(kinds) - 1) for index in range(len(chunk.moe)))
+            of_kind = [kinds[place] == kind for place in places]
             redone = of_kind if core or full == "uniform" else of_kind[: model.recompute.layers] if full else []
             layers, again = layers + sum(of_kind), again + sum(redone)
         yield kind, layers, again
 
 
 def _key_bytes(model: Model) -> int:
-    """One rank's keys of one layer and microbatch; its values are as many."""
+    """One rank's keys of one layer and microbatch; its values are as many, on average with latent attention."""
+    latent = model.latent_attention
+    if latent is not None:
+        both = latent.query + latent.v_head_dim
+        return model.tokens * model.heads // model.mesh.tp * both * model.width // 2
     return model.tokens * max(model.kv_heads // model.mesh.tp, 1) * model.head_dim * model.width
 
 
 def _query_bytes(model: Model) -> int:
-    return model.tokens * model.heads // model.mesh.tp * model.head_dim * model.width
+    channels = model.head_dim if model.latent_attention is None else model.latent_attention.query
+    return model.tokens * model.heads // model.mesh.tp * channels * model.width
 
 
 def _p2p(model: Model, phase: str, count: int) -> Iterator[Call]:

@@ -21,6 +21,9 @@ def calls(model: Model, found: Parameters, stage: int) -> Iterator[Call]:
     """
     dense_group, expert_group = (DP_CP_INNER, EXPERT_DP_INNER) if model.instances > 1 else (DP_CP, EXPERT_DP)
     chunks = model.stages[stage]
+    if model.fsdp:
+        yield from _sharded(model, found, stage)
+        return
     # Without overlap the optimizer of the dense and that of the experts' parameters each gather every bucket.
     twice = model.expert_parameters_apart and any(any(chunk.moe) for chunk in chunks)
     gathers = 2 if twice and not model.overlap_param_gather else 1
@@ -73,3 +76,17 @@ def _buckets(
                 yield Call(phase, INSTANCES, "all_reduce", model.grad_dtype, 1, shard)
         if model.dist_opt:
             yield Call(gather_phase, group, "all_gather", model.dtype, gathers, elements * model.width)
+
+
+def _sharded(model: Model, found: Parameters, stage: int) -> Iterator[Call]:
+    """FSDP: every layer's parameters are gathered forward and backward, its gradients scattered, in each microbatch."""
+    m = model.microbatches
+    for chunk in model.stages[stage]:
+        for count, block in blocks_of(found, chunk):
+            for group, elements in zip((DP_CP, EXPERT_DP), block.plain, strict=True):
+                if not elements:
+                    continue
+                for phase in ("forward", "backward"):
+                    yield Call(phase, group, "all_gather", model.dtype, count * m, elements * model.width)
+                grads = elements * model.grad_width
+                yield Call("backward", group, "reduce_scatter", model.grad_dtype, count * m, grads)

@@ -38,7 +38,7 @@ def _allgather(model: Model, experts: Experts, phase: str, count: int) -> Iterat
     """Every rank of expert TP times EP gets all tokens; the outputs are scattered in the precision of the router."""
     ranks = model.mesh.etp * model.mesh.ep
     tokens, dtype, probs = model.local_tokens * ranks, model.dtype, experts.probs_dtype
-    hidden = tokens * model.hidden
+    hidden = tokens * (experts.latent or model.hidden)
     if phase != "backward":
         yield Call(phase, EXPERT_TP_EP, "all_gather", "bool", count, tokens * experts.number)
         yield Call(phase, EXPERT_TP_EP, "all_gather", probs, count, tokens * experts.number * WIDTHS[probs])
@@ -54,7 +54,8 @@ def _alltoall(model: Model, experts: Experts, phase: str, count: int) -> Iterato
     """Tokens and their probabilities to the experts' ranks, then over expert TP; the outputs the same way back."""
     rows, fixed = dispatched_rows(model, experts)
     ep, etp, dtype, probs = model.mesh.ep, model.mesh.etp, model.dtype, experts.probs_dtype
-    hidden, weights = rows * model.hidden * model.width, rows * WIDTHS[probs]
+    width = experts.latent or model.hidden
+    hidden, weights = rows * width * model.width, rows * WIDTHS[probs]
     dropped = experts.capacity_factor is not None and not fixed
     exact = fixed or (ep == 1 and not dropped)
     if phase != "backward" and not fixed:
@@ -62,7 +63,7 @@ def _alltoall(model: Model, experts: Experts, phase: str, count: int) -> Iterato
     yield Call(phase, EP, "all_to_all", dtype, 2 * count, hidden, exact=exact)
     yield Call(phase, EP, "all_to_all", probs, count, weights, exact=exact)
     gather, scatter = ("all_gather", "reduce_scatter") if fixed else ("all_gather_list", "reduce_scatter_list")
-    outputs = etp * rows * model.hidden * WIDTHS[probs]  # go back in the router's precision
+    outputs = etp * rows * width * WIDTHS[probs]  # go back in the router's precision
     if phase != "backward":
         yield Call(phase, EXPERT_TP, gather, dtype, count, etp * hidden, exact=exact)
         yield Call(phase, EXPERT_TP, gather, probs, count, etp * weights, exact=exact)
@@ -75,7 +76,7 @@ def _alltoall(model: Model, experts: Experts, phase: str, count: int) -> Iterato
 
 def _flex(model: Model, experts: Experts, phase: str, count: int) -> Iterator[Call]:
     """DeepEP and HybridEP move tokens without NCCL: the payload, before copies for experts of one rank are merged."""
-    payload = model.local_tokens * experts.topk * model.hidden * model.width
+    payload = model.local_tokens * experts.topk * (experts.latent or model.hidden) * model.width
     calls_each = 2 * count  # dispatch and combine, whose gradients are combine and dispatch
     yield Call(phase, EXPERT_TP_EP, "all_to_all", model.dtype, calls_each, payload, False, False, "source")
 

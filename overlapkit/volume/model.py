@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from overlapkit.facts import Facts
 from overlapkit.plan import Parallelism, Plan
 from overlapkit.rules.dp_buckets import default_bucket
 from overlapkit.rules.dp_changes import BUCKET, GRAD_REDUCE, PARAM_GATHER, WITH_STEP
+from overlapkit.volume.latent_attention import LatentAttention, latent_attention_of
 from overlapkit.volume.stages import Chunk, stage_chunks
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -32,12 +33,14 @@ CORE_DIFFERENCES: dict[str, tuple[tuple[str, Any], ...]] = {
 class Experts:
     """The MoE layers: sizes in elements and experts.
 
-    ``capacity_factor`` times the balanced share is what an expert takes, None for all that comes.
+    ``latent`` is the width of their own latent space, None where they take hidden states. ``capacity_factor`` times
+    the balanced share is what an expert takes, None for all that comes.
     """
 
     number: int
     topk: int
     ffn: int
+    latent: int | None
     shared_ffn: int | None
     shared_gate: bool
     shared_overlap: bool
@@ -81,6 +84,8 @@ class Model:
     heads: int
     kv_heads: int
     head_dim: int
+    latent_attention: LatentAttention | None
+    mtp_layers: int  # multi-token prediction's, which stand last in the last chunk
     vocabulary: int  # after padding
     positions: int  # rows of a table of learned positions, 0 without one
     gated: bool
@@ -100,6 +105,7 @@ class Model:
     per_token_loss: bool
     variable_lengths: bool
     p2p_in_pairs: bool  # sends and receives are single calls, which at PP 2 share the job's own group
+    fsdp: bool  # parameters and gradients are sharded too
     dist_opt: bool
     overlap_grad_reduce: bool
     overlap_param_gather: bool
@@ -168,6 +174,8 @@ def model_of(facts: Facts, plan: Plan) -> Model:
         heads=heads,
         kv_heads=model.num_query_groups or heads,
         head_dim=model.kv_channels or hidden // heads,
+        latent_attention=latent_attention_of(facts),
+        mtp_layers=model.mtp_num_layers or 0,
         vocabulary=padded_vocabulary(facts),
         positions=(model.max_position_embeddings or length) if learned else 0,
         gated=bool(model.gated_linear_unit),
@@ -181,13 +189,14 @@ def model_of(facts: Facts, plan: Plan) -> Model:
         expert_parameters_apart=bool(model.num_moe_experts)
         and (mesh.ep > 1 or (mesh.etp != mesh.tp and _of_core(facts, "expert_tp_parts_gradients"))),
         recompute=_recompute(facts),
-        stages=stage_chunks(facts),
+        stages=_with_prediction(stage_chunks(facts), model.mtp_num_layers or 0),
         dtype=dtype,
         grad_dtype="float32" if precision.grad_reduce_in_fp32 else dtype,
         cross_entropy=_cross_entropy(facts),
         per_token_loss=bool(model.calculate_per_token_loss),
         variable_lengths=bool(model.variable_seq_lengths),
         p2p_in_pairs=not settings["model.batch_p2p_comm"] and model.pipeline_model_parallel_comm_backend != "ucc",
+        fsdp=shards_parameters(facts),
         dist_opt=facts.dist_opt,
         overlap_grad_reduce=reduces,
         overlap_param_gather=bool(settings[PARAM_GATHER]),
@@ -209,6 +218,22 @@ def model_of(facts: Facts, plan: Plan) -> Model:
         qkv_userbuffers=hidden_calls - (_FPROP_AND_DGRAD if model.tp_comm_overlap_disable_qkv else frozenset()),
         fc1_userbuffers=hidden_calls - (_FPROP_AND_DGRAD if model.tp_comm_overlap_disable_fc1 else frozenset()),
     )
+
+
+def _with_prediction(stages: tuple[tuple[Chunk, ...], ...], layers: int) -> tuple[tuple[Chunk, ...], ...]:
+    """Multi-token prediction's layers are of the kind of the model's last one."""
+    *before, chunks = stages
+    last = chunks[-1]
+    if not layers:
+        return stages
+    kind = bool(last.moe and last.moe[-1]) or any(any(chunk.moe) for chunk in chunks)
+    return (*before, (*chunks[:-1], replace(last, moe=(*last.moe, *[kind] * layers))))
+
+
+def shards_parameters(facts: Facts) -> bool:
+    """Whether FSDP keeps parameters in parts, as PyTorch's does and Megatron's when it is told to."""
+    sharded = facts.recipe.ddp.data_parallel_sharding_strategy == "optim_grads_params"
+    return facts.torch_fsdp2 or (facts.fsdp and sharded)
 
 
 def padded_vocabulary(facts: Facts) -> int:
@@ -283,10 +308,13 @@ def _userbuffers(facts: Facts, settings: Mapping[str, Any]) -> frozenset[str]:
 def _recompute(facts: Facts) -> Recompute:
     model = facts.recipe.model
     granularity = model.recompute_granularity
+    modules = frozenset(model.recompute_modules or ("core_attn",)) if granularity == "selective" else frozenset()
+    if facts.recipe.others.get("model", {}).get("moe_layer_recompute"):  # the older way to say it
+        modules |= {"moe"}
     return Recompute(
         full=(model.recompute_method or "uniform") if granularity == "full" else None,
         layers=model.recompute_num_layers or 1,
-        modules=frozenset(model.recompute_modules or ("core_attn",)) if granularity == "selective" else frozenset(),
+        modules=modules,
         distributed=bool(model.distribute_saved_activations) and granularity == "full",
     )
 
@@ -300,6 +328,7 @@ def _experts(facts: Facts, dtype: str) -> Experts | None:
         number=model.num_moe_experts,
         topk=model.moe_router_topk or 2,
         ffn=model.moe_ffn_hidden_size or ffn_width(facts),
+        latent=model.moe_latent_size or None,
         shared_ffn=model.moe_shared_expert_intermediate_size,
         shared_gate=bool(model.moe_shared_expert_gate),
         shared_overlap=bool(model.moe_shared_expert_overlap),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import NamedTuple
 
+from overlapkit.volume.latent_attention import LatentAttention
 from overlapkit.volume.model import Model
 from overlapkit.volume.stages import Chunk
 
@@ -75,7 +76,7 @@ def parameters_of(model: Model) -> Parameters:
         embedding=_block([Parameter(matrix), *positions]),
         dense_layer=_block(_layer(model, moe=False)),
         moe_layer=_block(_layer(model, moe=True) if model.experts else []),
-        output=_block([*_norm(model), *([Parameter(matrix)] if has_output else [])]),
+        output=_block([*_norm(model), *_prediction(model), *([Parameter(matrix)] if has_output else [])]),
         matrix=matrix,
         matrix_apart=apart,
     )
@@ -98,9 +99,32 @@ def _norm(model: Model) -> list[Parameter]:
     return [Parameter(model.hidden, replicated=True)] * model.norm_tensors
 
 
+def _prediction(model: Model) -> list[Parameter]:
+    """What a multi-token-prediction layer has beyond a layer: a projection of two inputs, and three norms."""
+    each = [Parameter(2 * model.hidden * model.hidden // model.mesh.tp), *_norm(model) * 3]
+    return each * model.mtp_layers
+
+
+def _latent(model: Model, latent: LatentAttention) -> list[Parameter]:
+    """Multi-latent attention's projections: down to the latent widths whole on every rank, up from them in parts."""
+    heads, hidden = model.heads // model.mesh.tp, model.hidden
+    rank, keys = latent.q_lora_rank, latent.kv_lora_rank
+    found = [Parameter(heads * latent.v_head_dim * hidden)]
+    if rank is None:
+        found.append(Parameter(hidden * heads * latent.query))
+    else:
+        found += [Parameter(hidden * rank, replicated=True), Parameter(rank * heads * latent.query)]
+        found.append(Parameter(rank, replicated=True))
+    found.append(Parameter(hidden * (keys + latent.qk_pos_emb_head_dim), replicated=True))
+    found += [Parameter(keys * heads * (latent.qk_head_dim + latent.v_head_dim)), Parameter(keys, replicated=True)]
+    return [*found, *_norm(model), *_norm(model)]
+
+
 def _layer(model: Model, *, moe: bool) -> list[Parameter]:
     """One layer: attention's output projection comes before the QKV projection that feeds it."""
     tp, hidden = model.mesh.tp, model.hidden
+    if model.latent_attention is not None:
+        return _latent(model, model.latent_attention) + (_experts(model) if moe else _mlp(model, model.ffn))
     attention = model.heads * model.head_dim
     qkv = (attention + 2 * model.kv_heads * model.head_dim) // tp
     norm = _norm(model)
@@ -136,9 +160,13 @@ def _experts(model: Model) -> list[Parameter]:
     experts, mesh, hidden = model.experts, model.mesh, model.hidden
     assert experts is not None
     local, apart = experts.number // mesh.ep, model.expert_parameters_apart
-    first = Parameter((2 if model.gated else 1) * experts.ffn // mesh.etp * hidden, expert=apart)
-    second = Parameter(experts.ffn // mesh.etp * hidden, expert=apart)
+    width = experts.latent or hidden
+    inner = (2 if model.gated else 1) * experts.ffn // mesh.etp
+    first = Parameter(inner * width + (inner if model.biases else 0), expert=apart)
+    second = Parameter(experts.ffn // mesh.etp * width + (width if model.biases else 0), expert=apart)
     found = [Parameter(experts.number * hidden, replicated=True)]
+    if experts.latent is not None:
+        found += [Parameter(hidden * experts.latent, replicated=True)] * 2
     if experts.order == "merged":
         found += [each._replace(elements=each.elements * local) for each in (first, second)]
     else:

@@ -175,6 +175,18 @@ def placements(layout: RankLayout) -> dict[str, str | None]:
     return {group: _placement(layout, _offsets(every[group]), along[group]) for group in every}
 
 
+@lru_cache(maxsize=1024)
+def ranks_per_node(layout: RankLayout, group: str) -> int:
+    """How many ranks of a group share a node, where they do; all of them where the node's size is unknown."""
+    node, together = layout.node, 1
+    for step, size in sorted(_dimensions(layout)[group]):
+        inside = size if node is None else min(size, max(node // step, 1))
+        together *= inside
+        if inside < size:
+            break
+    return together
+
+
 def _placement(layout: RankLayout, offsets: list[int], along: tuple[Dimension, ...]) -> str | None:
     """The place of groups with these offsets from their first rank, which lie along these axes."""
     node = layout.node

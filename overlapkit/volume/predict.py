@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from overlapkit.errors import RecipeError
@@ -64,6 +64,7 @@ class Volume:
     stages: tuple[Stage, ...]
     layout: RankLayout
     assumed: tuple[str, ...] = ()
+    model: Model = field(repr=False, compare=False)  # what it was counted from
 
     def between_nodes(self) -> dict[tuple[int, int], int]:
         """Bytes per step from one node to another; a node is what NVLink joins. Empty where its size is unknown."""
@@ -89,8 +90,12 @@ class Volume:
         return found
 
 
-def predict(facts: Facts, plan: Plan, *, data_broadcast: bool = False) -> Volume:
+def predict(facts: Facts, plan: Plan, *, data_broadcast: bool = False, approximate: bool = False) -> Volume:
     """The volume of a recipe whose facts and plan are known.
+
+    ``approximate`` is for estimates of time: FP8 and FP4 are then counted as if gathers were in the compute type,
+    multi-latent attention, multi-token prediction, experts with biases or in a latent space, and FSDP by what their
+    sources say, unchecked against runs. Otherwise they are refused, as all that is not exact to the byte.
 
     Raises:
         RecipeError: the recipe lacks a size that a number needs, or asks for what is not modelled.
@@ -98,7 +103,7 @@ def predict(facts: Facts, plan: Plan, *, data_broadcast: bool = False) -> Volume
     if data_broadcast and not facts.megatron_lm:
         hint = "Megatron-Bridge's ranks read their own"
         raise RecipeError("only Megatron-LM broadcasts the batch over TP", source=facts.recipe.source, hint=hint)
-    check(facts, plan)
+    check(facts, plan, approximate=approximate)
     model = model_of(facts, plan)
     layout = rank_layout(facts, model)
     found, sizes, places = parameters_of(model), group_sizes(layout), placements(layout)
@@ -116,6 +121,7 @@ def predict(facts: Facts, plan: Plan, *, data_broadcast: bool = False) -> Volume
         stages=tuple(stages),
         layout=layout,
         assumed=_assumed(facts),
+        model=model,
     )
 
 

@@ -10,6 +10,7 @@ from overlapkit.facts import Facts
 from overlapkit.plan import Plan
 from overlapkit.recipe.place import Place
 from overlapkit.rules.dp_changes import ORDINARY
+from overlapkit.volume.latent_attention import wrong_widths
 from overlapkit.volume.model import ffn_width, number_of, padded_vocabulary
 from overlapkit.volume.stages import moe_pattern, stage_chunks
 
@@ -61,26 +62,33 @@ _WITHOUT_RULES: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
-def check(facts: Facts, plan: Plan) -> None:
+# What predict(approximate=True) counts although no run confirms it.
+_COUNTED_NEARLY = {"moe_layer_recompute", "qk_clip", "qk_l2_norm", "log_max_attention_logit", "softmax_type"}
+
+
+def check(facts: Facts, plan: Plan, *, approximate: bool = False) -> None:
     """Raises unless the recipe says all that its traffic needs, and nothing that is not modelled.
+
+    ``approximate``: it is asked for an estimate of time, which counts more, and is what errors then speak of.
 
     Raises:
         RecipeError: sizes are missing (all are named), something is not modelled, or sizes do not divide.
     """
     recipe = facts.recipe
     place = Place(recipe.source, recipe.lines, recipe.overridden)
+    answer, counted = ("estimate", "time") if approximate else ("volume", "traffic")
     missing = [f"{section}.{name}" for section, name in _NEEDED if getattr(getattr(recipe, section), name) is None]
     if missing:
         names = missing[0] if len(missing) == 1 else f"{', '.join(missing[:-1])} and {missing[-1]}"
-        raise RecipeError(f"volume needs {names}", source=recipe.source, hint=f"add {missing[0]}: …")
+        raise RecipeError(f"{answer} needs {names}", source=recipe.source, hint=f"add {missing[0]}: …")
     layers = recipe.model.num_layers or 0
     if layers > _MOST_LAYERS:
-        raise place.error("model.num_layers", f"{layers} layers are more than the {_MOST_LAYERS} that volume counts")
-    refusals = list(_refusals(facts))
+        raise place.error("model.num_layers", f"{layers} layers are more than the {_MOST_LAYERS} that {answer} counts")
+    refusals = list(_refusals(facts, approximate=approximate))
     if refusals:
         (path, what, hint), *more = refusals
         also = "".join(f", nor is that of {other} ({where})" for where, other, _ in more)
-        raise place.error(path, f"the traffic of {what} is not modelled{also}", hint)
+        raise place.error(path, f"the {counted} of {what} is not modelled{also}", hint)
     for decision in plan.decisions:
         if decision.code in _NO_LAYOUT and decision.severity == "error":
             raise place.error(decision.subject, decision.because, decision.fix)
@@ -88,14 +96,15 @@ def check(facts: Facts, plan: Plan) -> None:
         raise place.error(path, problem)
 
 
-def _refusals(facts: Facts) -> Iterator[tuple[str, str, str | None]]:
+def _refusals(facts: Facts, *, approximate: bool) -> Iterator[tuple[str, str, str | None]]:
     """(field, what is not modelled, what to do instead) of everything beyond GPT's layers in one precision."""
     recipe, model, precision = facts.recipe, facts.recipe.model, facts.precision
-    if facts.fsdp or facts.torch_fsdp2:
+    nearly = approximate and (facts.torch_fsdp2 or recipe.ddp.data_parallel_sharding_strategy != "optim_grads")
+    if (facts.fsdp or facts.torch_fsdp2) and not nearly:
         said = [path for path in _FSDP if getattr(getattr(recipe, path.split(".")[0]), path.split(".")[1])]
         instead = " ".join(f"{path}=false" for path in said)
         yield said[0], "FSDP", f"volume answers for {instead} ddp.use_distributed_optimizer=true"
-    if precision.fp8 or precision.fp4:
+    if (precision.fp8 or precision.fp4) and not approximate:
         name = "fp4" if precision.fp4 else "fp8"
         path = f"model.{name}" if recipe.mixed_precision is None else "mixed_precision"
         yield path, name.upper(), "volume answers for mixed_precision=bf16_mixed"
@@ -104,9 +113,9 @@ def _refusals(facts: Facts) -> Iterator[tuple[str, str, str | None]]:
     optimizer = recipe.optimizer.optimizer or "adam"
     if optimizer not in ORDINARY:
         yield "optimizer.optimizer", f"optimizer {optimizer!r}", "volume answers for optimizer.optimizer=adam"
-    yield from _kinds_of_layers(facts)
+    yield from _kinds_of_layers(facts, approximate=approximate)
     if model.num_moe_experts:
-        yield from _moe(facts)
+        yield from _moe(facts, approximate=approximate)
     if model.fp32_residual_connection:
         yield "model.fp32_residual_connection", "an FP32 residual stream", None
     if recipe.ddp.reduce_scatter_with_fp32_accumulation:
@@ -126,11 +135,11 @@ def _refusals(facts: Facts) -> Iterator[tuple[str, str, str | None]]:
             yield "model.cp_comm_type", f"{kind!r}", f"known are {', '.join(_CP_TYPES)}"
 
 
-def _kinds_of_layers(facts: Facts) -> Iterator[tuple[str, str, str | None]]:
+def _kinds_of_layers(facts: Facts, *, approximate: bool) -> Iterator[tuple[str, str, str | None]]:
     model = facts.recipe.model
-    if model.multi_latent_attention:
+    if model.multi_latent_attention and not approximate:
         yield "model.multi_latent_attention", "multi-latent attention", None
-    if model.mtp_num_layers:
+    if model.mtp_num_layers and not approximate:
         yield "model.mtp_num_layers", "multi-token prediction", "volume answers for model.mtp_num_layers=null"
     if model.is_hybrid_model:
         yield "model.is_hybrid_model", "hybrid models", None
@@ -138,7 +147,7 @@ def _kinds_of_layers(facts: Facts) -> Iterator[tuple[str, str, str | None]]:
         yield "model.heterogeneous_block_specs", "layers of many kinds", None
     for name, value in facts.recipe.others.get("model", {}).items():
         what, harmless = _WITHOUT_RULES.get(name, ("", (value,)))
-        if value not in harmless:
+        if value not in harmless and not (approximate and name in _COUNTED_NEARLY):
             yield f"model.{name}", what, None
     norm, positions, loss = model.normalization, model.position_embedding_type, model.cross_entropy_fusion_impl
     if norm is not None and norm not in _NORMS:
@@ -149,11 +158,11 @@ def _kinds_of_layers(facts: Facts) -> Iterator[tuple[str, str, str | None]]:
         yield "model.cross_entropy_fusion_impl", f"{loss!r}", f"known are {', '.join(_LOSSES)}"
 
 
-def _moe(facts: Facts) -> Iterator[tuple[str, str, str | None]]:
+def _moe(facts: Facts, *, approximate: bool) -> Iterator[tuple[str, str, str | None]]:
     model = facts.recipe.model
-    if model.add_bias_linear is not False:
+    if model.add_bias_linear is not False and not approximate:
         yield "model.add_bias_linear", "experts with biases", "set model.add_bias_linear=false"
-    if model.moe_latent_size:
+    if model.moe_latent_size and not approximate:
         yield "model.moe_latent_size", "experts in a latent space", None
     if facts.dispatcher not in ("allgather", "alltoall", "flex"):
         yield "model.moe_token_dispatcher_type", facts.dispatcher, "known are allgather, alltoall and flex"
@@ -183,12 +192,15 @@ def _indivisible(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "train.global_batch_size", because
     if model.kv_channels is None and hidden % heads:
         yield "model.num_attention_heads", f"{hidden} of hidden_size do not divide by {heads} heads"
+    if model.multi_latent_attention:
+        for path, value in wrong_widths(facts):
+            yield path, f"expected a width, a number above 0, got {shown(value)}"
     kv_heads = model.num_query_groups or heads
     widths = {"vocab_size": padded_vocabulary(facts), "num_attention_heads": heads}
     if not all(moe_pattern(facts) or ()):
         widths["ffn_hidden_size"] = ffn_width(facts)
     shares = tp % kv_heads == 0 and facts.core_in(">=0.16.0rc0")  # several ranks take their part of one head
-    if kv_heads >= tp or not shares:
+    if (kv_heads >= tp or not shares) and not model.multi_latent_attention:
         widths["num_query_groups"] = kv_heads
     for name, size in widths.items():
         if size % tp:

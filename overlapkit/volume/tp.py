@@ -111,7 +111,7 @@ def _layer_call(phase: str, op: str, model: Model, count: int, observable: bool)
 
 def _few_key_heads(model: Model, chunks: tuple[Chunk, ...]) -> Iterator[Call]:
     """With fewer key/value heads than TP ranks, each gathers the QKV projection's whole output and takes its part."""
-    if model.kv_heads >= model.mesh.tp:
+    if model.kv_heads >= model.mesh.tp or model.latent_attention is not None:
         return
     outputs = (model.heads + 2 * model.kv_heads) * model.head_dim
     size = model.tokens * outputs * model.width
@@ -142,7 +142,7 @@ def _embedding(model: Model) -> Iterator[Call]:
 
 
 def _output_layer(model: Model) -> Iterator[Call]:
-    m, size = model.microbatches, model.activation_bytes
+    m, size = model.microbatches * (1 + model.mtp_layers), model.activation_bytes
     if not model.sequence_parallel:
         yield Call("backward", TP, "all_reduce", model.dtype, m, size)
         return
@@ -156,7 +156,7 @@ def _loss(model: Model) -> Iterator[Call]:
 
     Fused, the last two are one call; Transformer Engine gathers all three of every rank.
     """
-    m, per_token = model.microbatches, 4 * model.tokens
+    m, per_token = model.microbatches * (1 + model.mtp_layers), 4 * model.tokens
     if model.cross_entropy == "te":
         yield Call("forward", TP, "all_gather", "float32", m, 3 * per_token * model.mesh.tp, evidence="source")
     elif model.cross_entropy == "native":

@@ -1,0 +1,88 @@
+"""Rows of a volume -> seconds by axis, and whether a microbatch's forward or backward pass has them, or the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overlapkit.cost.collectives import collective_seconds, point_to_point_seconds
+from overlapkit.cost.dispatch import dispatch_seconds
+from overlapkit.cost.hardware import Hardware
+from overlapkit.volume.model import Model
+from overlapkit.volume.placement import RankLayout, ranks_per_node
+from overlapkit.volume.rows import Row
+
+_FORWARD, _BACKWARD, _STEP = 0, 1, 2
+_PASS = {"forward": _FORWARD, "backward": _BACKWARD, "recompute": _BACKWARD}
+DATA_AXES = ("dp", "expert_dp")  # whose forward and backward calls are of the step, not of each microbatch
+
+
+@dataclass(slots=True)
+class Axis:
+    """Seconds of one step on one axis: calls of all forward passes, of all backward passes, and the others.
+
+    ``ring_forward`` and ``ring_backward`` are the parts that are sends, which CP has beside attention;
+    ``gathers`` the all-gathers among the data-parallel calls, the rest of which reduces gradients; ``sends`` the
+    messages between pipeline stages.
+    """
+
+    message_bytes: int = 0
+    forward: float = 0.0
+    backward: float = 0.0
+    step: float = 0.0
+    ring_forward: float = 0.0
+    ring_backward: float = 0.0
+    gathers: float = 0.0
+    sends: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.step
+
+
+def axes_of(
+    hardware: Hardware, model: Model, layout: RankLayout, rows: tuple[Row, ...], gather_width: float
+) -> dict[str, Axis]:
+    """The seconds of one stage's rows by axis. ``gather_width``: bytes of DP's all-gathers over those counted."""
+    found: dict[str, Axis] = {}
+    for row in rows:
+        axis = found.get(row.axis)
+        if axis is None:
+            axis = found[row.axis] = Axis()
+        axis.message_bytes += row.message_bytes
+        if row.op == "recv":
+            continue  # the other side's send
+        width = 1.0
+        if row.op == "all_gather" and row.dtype == model.dtype:
+            width = hardware.gather_width if row.axis == "tp" else gather_width if row.axis in DATA_AXES else 1.0
+        per_node = ranks_per_node(layout, row.group)
+        for share in row.phases:
+            each = share.message_bytes / share.count * width
+            _add(axis, row, share.phase, share.count * _call_seconds(hardware, model, row, each, per_node))
+    return found
+
+
+def _call_seconds(hardware: Hardware, model: Model, row: Row, message_bytes: float, per_node: int) -> float:
+    if row.op == "send":
+        # A ring through several nodes waits in each of its steps for the slowest hop.
+        return point_to_point_seconds(hardware.link, message_bytes, between_nodes=per_node < row.size)
+    if row.axis == "ep" and not row.observable and model.experts is not None:
+        return dispatch_seconds(hardware.link, message_bytes, model.experts.topk, row.size, per_node)
+    return collective_seconds(hardware.link, row.op, message_bytes, row.size, per_node)
+
+
+def _add(axis: Axis, row: Row, phase: str, seconds: float) -> None:
+    if row.axis in DATA_AXES:
+        axis.step += seconds
+        if row.op == "all_gather":
+            axis.gathers += seconds
+        return
+    part = _PASS.get(phase, _STEP)
+    if part == _FORWARD:
+        axis.forward += seconds
+        axis.ring_forward += seconds if row.op == "send" else 0.0
+    elif part == _BACKWARD:
+        axis.backward += seconds
+        axis.ring_backward += seconds if row.op == "send" else 0.0
+    else:
+        axis.step += seconds
+        axis.sends += seconds if row.op == "send" else 0.0

@@ -1,0 +1,50 @@
+"""What a recipe says about kernels that no volume depends on: fused or not, captured in CUDA graphs or launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from overlapkit.facts import Facts
+
+_UNFUSED_BACKENDS = ("unfused", "local")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """``short_windows`` is the share of layers whose attention looks back no further than a window.
+
+    ``captured``: CUDA graphs hold parts of the layers, or the whole iteration.
+    """
+
+    unfused_attention: bool
+    short_windows: float
+    fused_experts: bool
+    captured: Literal["none", "parts", "all"]
+
+
+def kernels_of(facts: Facts) -> Kernels:
+    """Source: megatron-core transformer/transformer_config.py, whose defaults hold for what the recipe leaves out."""
+    model, others = facts.recipe.model, facts.recipe.others.get("model", {})
+    backend = str(others.get("attention_backend") or "auto").lower().rpartition(".")[2]
+    local = model.transformer_impl == "local" or facts.versions.transformer_engine is None
+    parts = facts.graph_impl != "none" and not facts.full_iteration_graph
+    return Kernels(
+        unfused_attention=backend in _UNFUSED_BACKENDS or (local and backend == "auto"),
+        short_windows=_short_windows(others),
+        fused_experts=bool(others.get("use_transformer_engine_op_fuser")),
+        captured="all" if facts.full_iteration_graph else "parts" if parts else "none",
+    )
+
+
+def _short_windows(others: Mapping[str, Any]) -> float:
+    """With ``window_attn_skip_freq`` n every n-th layer attends to all tokens; a list has 1 for a window per layer."""
+    if not others.get("window_size"):
+        return 0.0
+    skips = others.get("window_attn_skip_freq")
+    if isinstance(skips, list) and skips:
+        return sum(bool(each) for each in skips) / len(skips)
+    if isinstance(skips, int) and not isinstance(skips, bool) and skips > 1:
+        return 1 - 1 / skips
+    return 1.0
