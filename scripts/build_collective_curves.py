@@ -11,7 +11,7 @@ that one curve serves them: log2(seconds) of GPU g at size x is c(x) + f_g(x), w
 f_g, what sets the GPU apart, changes slowly: its mean over five neighbouring sizes, at every third or fourth size.
 
 TABLE holds points as JSON lines with system, op_name, num_gpus, bytes and latency_us, gzipped or not, or is a folder
-with such a file, nccl_truth.jsonl.gz. Needs pyarrow to read the package's tables.
+with such a file, nccl_truth.jsonl.gz. Needs pyarrow to read the package's tables, and Python 3.11, which it asks for.
 """
 
 from __future__ import annotations
@@ -315,10 +315,14 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the committed file differs")
     parser.add_argument("--leave-one-out", metavar="TABLE", type=Path, help="print errors at the points of this table")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        points = read_package(arguments.package or _download(Path(folder)))
-    if arguments.leave_one_out is not None:
-        report(points, read_table(arguments.leave_one_out))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            points = read_package(arguments.package or _download(Path(folder)))
+        table = read_table(arguments.leave_one_out) if arguments.leave_one_out else None
+    except (ImportError, KeyError, OSError, ValueError, zipfile.BadZipFile, subprocess.CalledProcessError) as error:
+        sys.exit(f"the tables cannot be read: {error}")
+    if table is not None:
+        report(points, table)
         return 0
     text = text_of(fit(points))
     if not arguments.check:

@@ -152,27 +152,23 @@ def _wire_factor(op: str, ranks: int) -> float:
     return (2.0 if op == "all_reduce" else 1.0) * (ranks - 1) / ranks
 
 
-@lru_cache(maxsize=1)
-def _sizes() -> tuple[int, float]:
-    """log2 of the smallest size of the curves, and their largest size in bytes. Between them is every power of two."""
-    sizes = load_json("collectives.json")["log2_bytes"]
-    return sizes[0], 2.0 ** sizes[-1]
-
-
 @lru_cache(maxsize=1024)
-def _curve(curves: str, gpu: str, nvlink_bytes_per_s: float, op: str, ranks: int) -> tuple[float, ...]:
-    return log_seconds(load_json("collectives.json"), curves, gpu, nvlink_bytes_per_s, op, ranks)
+def _curve(curves: str, gpu: str, nvlink_bytes_per_s: float, op: str, ranks: int) -> tuple[int, int, tuple[float, ...]]:
+    """log2 of the smallest and the largest size, and :func:`log_seconds` at every power of two between them."""
+    table = load_json("collectives.json")
+    sizes = table["log2_bytes"]
+    return sizes[0], sizes[-1], log_seconds(table, curves, gpu, nvlink_bytes_per_s, op, ranks)
 
 
 def _nvlink_seconds(link: Link, op: str, message_bytes: float, ranks: int) -> float:
     """Between the sizes of the curve a straight line in the logarithms; beyond the last at its bandwidth."""
-    curve = _curve(link.curves, link.gpu, link.nvlink_bytes_per_s, op, ranks)
-    first, last_bytes = _sizes()
-    place = log2(message_bytes) - first
-    if place <= 0:
+    first, last, curve = _curve(link.curves, link.gpu, link.nvlink_bytes_per_s, op, ranks)
+    size = log2(message_bytes)
+    if size <= first:
         return exp(curve[0])
+    if size >= last:
+        return exp(curve[-1]) * message_bytes / 2.0**last
+    place = size - first
     index = int(place)
-    if index >= len(curve) - 1:
-        return exp(curve[-1]) * message_bytes / last_bytes
     low = curve[index]
     return exp(low + (curve[index + 1] - low) * (place - index))
