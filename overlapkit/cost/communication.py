@@ -40,9 +40,18 @@ class Axis:
 
 
 def axes_of(
-    hardware: Hardware, model: Model, layout: RankLayout, rows: tuple[Row, ...], gather_width: float
+    hardware: Hardware,
+    model: Model,
+    layout: RankLayout,
+    rows: tuple[Row, ...],
+    gather_width: float,
+    known: dict[tuple[str, str, bool, float], float],
 ) -> dict[str, Axis]:
-    """The seconds of one stage's rows by axis. ``gather_width``: bytes of DP's all-gathers over those counted."""
+    """The seconds of one stage's rows by axis.
+
+    ``gather_width``: bytes of DP's all-gathers over those counted. ``known`` has the seconds of calls that another stage
+    makes too, and takes those that are new.
+    """
     found: dict[str, Axis] = {}
     for row in rows:
         axis = found.get(row.axis)
@@ -54,10 +63,14 @@ def axes_of(
         width = 1.0
         if row.op == "all_gather" and row.dtype == model.dtype:
             width = hardware.gather_width if row.axis == "tp" else gather_width if row.axis in DATA_AXES else 1.0
-        per_node = ranks_per_node(layout, row.group)
         for share in row.phases:
             each = share.message_bytes / share.count * width
-            _add(axis, row, share.phase, share.count * _call_seconds(hardware, model, row, each, per_node))
+            key = (row.group, row.op, row.observable, each)
+            seconds = known.get(key)
+            if seconds is None:
+                per_node = ranks_per_node(layout, row.group)
+                seconds = known[key] = _call_seconds(hardware, model, row, each, per_node)
+            _add(axis, row, share.phase, share.count * seconds)
     return found
 
 

@@ -56,6 +56,7 @@ class Sublayer:
 def attention_sublayer(hardware: Hardware, constants: Constants, model: Model, kernels: Kernels) -> Sublayer:
     tp, tokens, modules = model.mesh.tp, model.tokens, model.recompute.modules
     latent, heads = model.latent_attention, model.heads / tp
+    linears: tuple[Linear, ...]
     if latent is None:
         widths = (model.heads + 2 * model.kv_heads) * model.head_dim / tp
         channels, launched = float(model.head_dim), _ATTENTION_KERNELS

@@ -30,7 +30,7 @@ def updated_parameters(model: Model, dense: int, expert: int) -> float:
 def optimizer_seconds(hardware: Hardware, constants: Constants, model: Model, dense: int, expert: int) -> float:
     """Adam's traffic for what the rank updates, two passes over its gradients (norm, scaling), and a fixed part."""
     updated = memory_seconds(hardware, updated_parameters(model, dense, expert) * constants.optimizer_bytes)
-    gradients = (dense + expert) * model.grad_width * 2
+    gradients = float((dense + expert) * model.grad_width * 2)
     if model.fsdp:
         gradients = updated_parameters(model, dense, expert) * model.grad_width * 2
     return updated + memory_seconds(hardware, gradients) + constants.step_s

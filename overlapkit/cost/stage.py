@@ -100,8 +100,9 @@ def stage_work(
     rows: tuple[Row, ...],
     *,
     gather_width: float,
+    known: dict[tuple[str, str, bool, float], float],
 ) -> StageWork:
-    """The work of ``stage``, whose volume is ``rows``; ``gather_width`` as in `axes_of`."""
+    """The work of ``stage``, whose volume is ``rows``; ``gather_width`` and ``known`` as in `axes_of`."""
     chunks = model.stages[stage]
     layers, again = layers_of(chunks), recomputed(model, chunks)
     predicted = model.mtp_layers if chunks[-1].output else 0
@@ -123,7 +124,7 @@ def stage_work(
         )
     ends_forward, ends_backward = _ends(hardware, model, stage, predicted)
     dense, expert = held_parameters(model, found, stage)
-    beside = _communication(model, axes_of(hardware, model, layout, rows, gather_width), forward, backward, hides)
+    axes = axes_of(hardware, model, layout, rows, gather_width, known)
     return StageWork(
         layers_forward=forward,
         layers_backward=backward,
@@ -131,7 +132,7 @@ def stage_work(
         ends_backward=ends_backward,
         host=host_of(constants, model, kernels, layers=layers.total, moe_layers=layers.moe),
         optimizer=optimizer_seconds(hardware, constants, model, dense, expert),
-        **beside,
+        **_communication(model, axes, forward, backward, hides),
     )
 
 

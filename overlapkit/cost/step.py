@@ -83,6 +83,7 @@ def work_of(facts: Facts, plan: Plan, volume: Volume, constants: Constants | Non
     sublayers = sublayers_of(hardware, constants, model, kernels, volume.layout, configuration)
     found = parameters_of(model)
     works: list[StageWork] = []
+    known: dict[tuple[str, str, bool, float], float] = {}
     keys: dict[Any, int] = {}
     which = []
     for index, stage in enumerate(volume.stages):
@@ -101,6 +102,7 @@ def work_of(facts: Facts, plan: Plan, volume: Volume, constants: Constants | Non
                     index,
                     stage.rows,
                     gather_width=gather_width,
+                    known=known,
                 )
             )
         which.append(keys[key])
