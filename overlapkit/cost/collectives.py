@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import exp, log, log2
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlapkit.data import load_json
 
@@ -60,16 +60,19 @@ def collective_seconds(link: Link, op: str, message_bytes: float, ranks: int, ra
     if ranks <= 1 or message_bytes <= 0:
         return 0.0
     if ranks_per_node >= ranks:
-        return _nvlink_seconds(link, op, message_bytes, ranks)
+        return _seconds_at(_curve(link.curves, link.gpu, link.nvlink_bytes_per_s, op, ranks), message_bytes)
     if op == "all_to_all":
         near = message_bytes * ranks_per_node / ranks
-        inside = _nvlink_seconds(link, op, near, ranks_per_node) if ranks_per_node > 1 else 0.0
+        inside = 0.0
+        if ranks_per_node > 1:
+            inside = _seconds_at(_curve(link.curves, link.gpu, link.nvlink_bytes_per_s, op, ranks_per_node), near)
         between = (message_bytes - near) / (link.nic_bytes_per_s * link.all_to_all_efficiency)
     else:
-        inside = _nvlink_seconds(link, op, message_bytes, ranks)
-        wire = message_bytes * _wire_factor(op, ranks)
-        between = wire / (link.nic_bytes_per_s * ranks_per_node * link.ring_efficiency)
-    return max(inside, between) + link.latency_s * log2(ranks / ranks_per_node + 1)
+        curve = _curve(link.curves, link.gpu, link.nvlink_bytes_per_s, op, ranks)
+        inside = _seconds_at(curve, message_bytes)
+        between = message_bytes * curve.wire / (link.nic_bytes_per_s * ranks_per_node * link.ring_efficiency)
+    latency = link.latency_s * log2(ranks / ranks_per_node + 1)
+    return (inside if inside > between else between) + latency
 
 
 def point_to_point_seconds(link: Link, message_bytes: float, *, between_nodes: bool) -> float:
@@ -152,23 +155,29 @@ def _wire_factor(op: str, ranks: int) -> float:
     return (2.0 if op == "all_reduce" else 1.0) * (ranks - 1) / ranks
 
 
+class _Curve(NamedTuple):
+    first: int  # log2 bytes
+    last: int
+    logarithms: tuple[float, ...]  # of seconds, at every power of two from the first to the last
+    wire: float
+
+
 @lru_cache(maxsize=1024)
-def _curve(curves: str, gpu: str, nvlink_bytes_per_s: float, op: str, ranks: int) -> tuple[int, int, tuple[float, ...]]:
-    """log2 of the smallest and the largest size, and :func:`log_seconds` at every power of two between them."""
+def _curve(curves: str, gpu: str, nvlink_bytes_per_s: float, op: str, ranks: int) -> _Curve:
     table = load_json("collectives.json")
+    logarithms = log_seconds(table, curves, gpu, nvlink_bytes_per_s, op, ranks)
     sizes = table["log2_bytes"]
-    return sizes[0], sizes[-1], log_seconds(table, curves, gpu, nvlink_bytes_per_s, op, ranks)
+    return _Curve(first=sizes[0], last=sizes[-1], logarithms=logarithms, wire=_wire_factor(op, ranks))
 
 
-def _nvlink_seconds(link: Link, op: str, message_bytes: float, ranks: int) -> float:
+def _seconds_at(curve: _Curve, message_bytes: float) -> float:
     """Between the sizes of the curve a straight line in the logarithms; beyond the last at its bandwidth."""
-    first, last, curve = _curve(link.curves, link.gpu, link.nvlink_bytes_per_s, op, ranks)
+    first, last, logarithms, _ = curve
     size = log2(message_bytes)
     if size <= first:
-        return exp(curve[0])
+        return exp(logarithms[0])
     if size >= last:
-        return exp(curve[-1]) * message_bytes / 2.0**last
-    place = size - first
-    index = int(place)
-    low = curve[index]
-    return exp(low + (curve[index + 1] - low) * (place - index))
+        return exp(logarithms[-1]) * message_bytes / 2.0**last
+    index = int(size)
+    low = logarithms[index - first]
+    return exp(low + (logarithms[index - first + 1] - low) * (size - index))
