@@ -17,8 +17,13 @@ from overlapkit.resolver import plan
 
 # Of one step over another, for what floating-point numbers lose.
 ROUNDING = 1e-9
-# What changes with the buckets of data parallelism: their padding, and experts' parameters that are gathered twice.
-OVERLAPS = ("overlap_grad_reduce", "overlap_p2p_comm")
+# And where data parallelism is cut into buckets, what their padding takes.
+PADDING = 1e-4
+OVERLAPS = (
+    {"overlap_grad_reduce": False, "overlap_param_gather": False},
+    {"overlap_param_gather": False},
+    {"overlap_p2p_comm": False, "batch_p2p_comm": True},
+)
 
 
 @st.composite
@@ -130,6 +135,11 @@ def test_userbuffers_asked_off_save_what_was_said(recipe: dict[str, Any]) -> Non
     assume("tp_comm_overlap" in on.saves)
     off = estimated(recipe, comm_overlap={"tp_comm_overlap": False})
     assert off.step_time_s == approx(on.step_time_s + on.saves["tp_comm_overlap"].seconds)
+
+
+@given(layouts(), st.sampled_from(OVERLAPS))
+def test_an_overlap_that_is_asked_off_makes_no_step_faster(recipe: dict[str, Any], off: dict[str, bool]) -> None:
+    assert estimated(recipe, comm_overlap=off).step_time_s >= estimated(recipe).step_time_s * (1 - PADDING)
 
 
 @given(layouts())
