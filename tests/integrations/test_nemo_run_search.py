@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from nemo_run_launches import RECIPE, home
 
 from overlapkit import compare
+from overlapkit.cli import app
 from overlapkit.errors import OverlapkitError, PlanError, RecipeError
 from overlapkit.integrations.nemo_run.submission import submit
 from overlapkit.render.data import to_yaml
@@ -98,6 +100,23 @@ def test_every_layout_runs_and_is_compared_by_the_command_that_is_told(
         found = compare(recipe, sorted(folder.glob(pattern)))
         assert (len(found.ranks), found.equal) == (GPUS, True)
         assert (folder / f"{layout.stem}.overlap_plan.json").is_file()
+
+
+def test_a_search_submits_the_layouts_that_it_finds(
+    home: Path, layouts: list[Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    ranges = ["--tp", "2", "--pp", "1,2", "--top", "2", "--workers", "1"]
+    with pytest.raises(SystemExit) as ended:
+        app(["search", str(layouts[0]), *ranges, "--format", "json", "--submit", str(executor_file(home))])
+    assert ended.value.code == 0
+    out, said = capfd.readouterr()
+    assert json.loads(out)["best"]
+    told = commands(said)
+    assert len(told) == 2
+    for _, recipe, logs in told:
+        found = compare(recipe, sorted(Path(logs).parent.glob(Path(logs).name)))
+        assert (len(found.ranks), found.equal) == (GPUS, True)
 
 
 def test_recipes_of_one_name_have_a_task_each(
