@@ -75,7 +75,8 @@ def _buckets(
                 shard = grads // (ranks // model.instances)
                 yield Call(phase, INSTANCES, "all_reduce", model.grad_dtype, 1, shard)
         if model.dist_opt:
-            yield Call(gather_phase, group, "all_gather", model.dtype, gathers, elements * model.width)
+            nbytes, exact = elements * model.width, not model.narrow_parameters
+            yield Call(gather_phase, group, "all_gather", model.dtype, gathers, nbytes, exact=exact)
 
 
 def _sharded(model: Model, found: Parameters, stage: int) -> Iterator[Call]:
@@ -86,7 +87,8 @@ def _sharded(model: Model, found: Parameters, stage: int) -> Iterator[Call]:
             for group, elements in zip((DP_CP, EXPERT_DP), block.plain, strict=True):
                 if not elements:
                     continue
+                gathered, exact = elements * model.width, not model.narrow_parameters
                 for phase in ("forward", "backward"):
-                    yield Call(phase, group, "all_gather", model.dtype, count * m, elements * model.width)
+                    yield Call(phase, group, "all_gather", model.dtype, count * m, gathered, exact=exact)
                 grads = elements * model.grad_width
                 yield Call("backward", group, "reduce_scatter", model.grad_dtype, count * m, grads)

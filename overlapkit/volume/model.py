@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from overlapkit.facts import Facts
@@ -11,7 +11,8 @@ from overlapkit.plan import Parallelism, Plan
 from overlapkit.rules.dp_buckets import default_bucket
 from overlapkit.rules.dp_changes import BUCKET, GRAD_REDUCE, PARAM_GATHER, WITH_STEP
 from overlapkit.volume.latent_attention import LatentAttention, latent_attention_of
-from overlapkit.volume.stages import Chunk, stage_chunks
+from overlapkit.volume.stages import Chunk, stage_chunks, with_prediction
+from overlapkit.volume.userbuffers import userbuffers_of
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8, "bool": 1, "uint8": 1}
@@ -85,6 +86,7 @@ class Model:
     kv_heads: int
     head_dim: int
     latent_attention: LatentAttention | None
+    gated_attention: bool  # the QKV projection makes a gate for attention's output too
     mtp_layers: int  # multi-token prediction's, which stand last in the last chunk
     vocabulary: int  # after padding
     positions: int  # rows of a table of learned positions, 0 without one
@@ -101,6 +103,8 @@ class Model:
     stages: tuple[tuple[Chunk, ...], ...]
     dtype: str  # of activations and parameters
     grad_dtype: str
+    narrow_inputs: bool  # what layers gather is in FP8 or FP4, and counted in dtype
+    narrow_parameters: bool  # so are the parameters that DP gathers
     cross_entropy: str  # unfused, native, te
     per_token_loss: bool
     variable_lengths: bool
@@ -161,7 +165,7 @@ def model_of(facts: Facts, plan: Plan) -> Model:
     reduces = bool(settings[GRAD_REDUCE])
     dtype = DTYPES[precision.compute]
     counted = facts.megatron_lm or facts.bridge_in(">=0.5.0")  # who makes a bucket size of num_buckets
-    hidden_calls = _userbuffers(facts, settings)
+    taken = userbuffers_of(facts, settings)
     return Model(
         mesh=mesh,
         expert_dp=mesh.expert_dp or 1,
@@ -175,6 +179,7 @@ def model_of(facts: Facts, plan: Plan) -> Model:
         kv_heads=model.num_query_groups or heads,
         head_dim=model.kv_channels or hidden // heads,
         latent_attention=latent_attention_of(facts),
+        gated_attention=bool(facts.recipe.others.get("model", {}).get("attention_output_gate")),
         mtp_layers=model.mtp_num_layers or 0,
         vocabulary=padded_vocabulary(facts),
         positions=(model.max_position_embeddings or length) if learned else 0,
@@ -189,8 +194,10 @@ def model_of(facts: Facts, plan: Plan) -> Model:
         expert_parameters_apart=bool(model.num_moe_experts)
         and (mesh.ep > 1 or (mesh.etp != mesh.tp and _of_core(facts, "expert_tp_parts_gradients"))),
         recompute=_recompute(facts),
-        stages=_with_prediction(stage_chunks(facts), model.mtp_num_layers or 0),
+        stages=with_prediction(facts, stage_chunks(facts)),
         dtype=dtype,
+        narrow_inputs=bool(precision.fp8 or precision.fp4),
+        narrow_parameters=bool(precision.fp8 or precision.fp4) and precision.fp8_param_gather,
         grad_dtype="float32" if precision.grad_reduce_in_fp32 else dtype,
         cross_entropy=_cross_entropy(facts),
         per_token_loss=bool(model.calculate_per_token_loss),
@@ -214,20 +221,10 @@ def model_of(facts: Facts, plan: Plan) -> Model:
         expert_norm_group=_of_core(facts, "expert_norm_group"),
         cp_types=tuple(model.cp_comm_type or ("p2p",)),
         cp_levels=_cp_levels(facts),
-        userbuffers=hidden_calls,
-        qkv_userbuffers=hidden_calls - (_FPROP_AND_DGRAD if model.tp_comm_overlap_disable_qkv else frozenset()),
-        fc1_userbuffers=hidden_calls - (_FPROP_AND_DGRAD if model.tp_comm_overlap_disable_fc1 else frozenset()),
+        userbuffers=taken.layer,
+        qkv_userbuffers=taken.qkv,
+        fc1_userbuffers=taken.fc1,
     )
-
-
-def _with_prediction(stages: tuple[tuple[Chunk, ...], ...], layers: int) -> tuple[tuple[Chunk, ...], ...]:
-    """Multi-token prediction's layers are of the kind of the model's last one."""
-    *before, chunks = stages
-    last = chunks[-1]
-    if not layers:
-        return stages
-    kind = bool(last.moe and last.moe[-1]) or any(any(chunk.moe) for chunk in chunks)
-    return (*before, (*chunks[:-1], replace(last, moe=(*last.moe, *[kind] * layers))))
 
 
 def shards_parameters(facts: Facts) -> bool:
@@ -279,30 +276,6 @@ def _cp_levels(facts: Facts) -> tuple[int, int]:
     """CP's inner (all-to-all) and outer (ring) groups of a2a+p2p."""
     sizes = facts.recipe.model.hierarchical_context_parallel_sizes
     return (sizes[0], sizes[1]) if sizes is not None and len(sizes) == 2 else (1, facts.parallelism.cp)
-
-
-_FPROP_AND_DGRAD = frozenset({"gather_input", "scatter_gradient"})
-
-
-def _userbuffers(facts: Facts, settings: Mapping[str, Any]) -> frozenset[str]:
-    """The calls of a layer that userbuffers take over, by the model's switches, which are on when absent.
-
-    Source: megatron-core extensions/transformer_engine.py; Transformer Engine pytorch/module/layernorm_linear.py, where
-    overlapping a reduce-scatter with the input gradient excludes both bulk overlaps.
-    """
-    if not settings["model.tp_comm_overlap"]:
-        return frozenset()
-    model = facts.recipe.model
-    gathers, scatters = model.tp_comm_overlap_ag is not False, model.tp_comm_overlap_rs is not False
-    dgrad = bool(model.tp_comm_overlap_rs_dgrad)
-    on = {
-        "gather_input": gathers,
-        "gather_gradient": gathers,
-        "scatter_output": scatters,
-        "regather_input": model.tp_comm_bulk_dgrad is not False and not dgrad,
-        "scatter_gradient": dgrad or model.tp_comm_bulk_wgrad is not False,
-    }
-    return frozenset(name for name, taken in on.items() if taken)
 
 
 def _recompute(facts: Facts) -> Recompute:

@@ -72,11 +72,13 @@ def parameters_of(model: Model) -> Parameters:
     apart = model.tied and model.mesh.pp > 1
     positions = [Parameter(model.positions * model.hidden)] if model.positions else []
     has_output = apart or not model.tied
+    embeds_again = not model.tied and model.mtp_layers and model.mesh.pp > 1  # for multi-token prediction
+    matrices = [Parameter(matrix)] * (has_output + bool(embeds_again))
     return Parameters(
         embedding=_block([Parameter(matrix), *positions]),
         dense_layer=_block(_layer(model, moe=False)),
         moe_layer=_block(_layer(model, moe=True) if model.experts else []),
-        output=_block([*_norm(model), *_prediction(model), *([Parameter(matrix)] if has_output else [])]),
+        output=_block([*_norm(model), *_prediction(model), *matrices]),
         matrix=matrix,
         matrix_apart=apart,
     )
@@ -126,7 +128,8 @@ def _layer(model: Model, *, moe: bool) -> list[Parameter]:
     if model.latent_attention is not None:
         return _latent(model, model.latent_attention) + (_experts(model) if moe else _mlp(model, model.ffn))
     attention = model.heads * model.head_dim
-    qkv = (attention + 2 * model.kv_heads * model.head_dim) // tp
+    queries = 2 * attention if model.gated_attention else attention
+    qkv = (queries + 2 * model.kv_heads * model.head_dim) // tp
     norm = _norm(model)
     found = [] if model.fused_norms else list(norm)
     found.append(Parameter(attention // tp * hidden))

@@ -31,7 +31,7 @@ def calls(model: Model, stage: int) -> Iterator[Call]:
     yield from _messages(model.dtype, size, to_next, to_previous, sends, receives)
     if model.variable_lengths:
         yield from _messages("int64", _SHAPE_BYTES, to_next, to_previous, PP, PP)
-    if model.tied and stage in (0, pp - 1):
+    if (model.tied or model.mtp_layers) and stage in (0, pp - 1):  # multi-token prediction embeds its inputs too
         matrix = model.vocabulary // model.mesh.tp * model.hidden
         yield Call("finalize", EMBEDDING, "all_reduce", model.grad_dtype, 1, matrix * model.grad_width)
 

@@ -93,9 +93,10 @@ class Volume:
 def predict(facts: Facts, plan: Plan, *, data_broadcast: bool = False, approximate: bool = False) -> Volume:
     """The volume of a recipe whose facts and plan are known.
 
-    ``approximate`` is for estimates of time: FP8 and FP4 are then counted as if gathers were in the compute type,
-    multi-latent attention, multi-token prediction, experts with biases or in a latent space, and FSDP by what their
-    sources say, unchecked against runs. Otherwise they are refused, as all that is not exact to the byte.
+    ``approximate`` is for estimates of time: FP8 and FP4 are then counted as if gathers were in the compute type, in
+    rows that are not ``exact``; multi-latent attention, multi-token prediction, experts with biases or in a latent
+    space, and FSDP by what their sources say, unchecked against runs. Otherwise they are refused, as is all that is
+    not exact to the byte.
 
     Raises:
         RecipeError: the recipe lacks a size that a number needs, or asks for what is not modelled.
@@ -108,12 +109,15 @@ def predict(facts: Facts, plan: Plan, *, data_broadcast: bool = False, approxima
     layout = rank_layout(facts, model)
     found, sizes, places = parameters_of(model), group_sizes(layout), placements(layout)
     stages = []
+    known: dict[tuple[Any, ...], tuple[Row, ...]] = {}
     for stage in range(model.mesh.pp):
-        calls = list(_calls(model, found, stage))
-        if data_broadcast:
-            masks = facts.recipe.dataset.create_attention_mask is not False
-            calls += broadcast_calls(model, stage, attention_mask=masks)
-        rows = merged(calls, sizes, AXES, places)
+        rows = known.get(alike := _what_it_holds(model, stage))
+        if rows is None:
+            calls = list(_calls(model, found, stage))
+            if data_broadcast:
+                masks = facts.recipe.dataset.create_attention_mask is not False
+                calls += broadcast_calls(model, stage, attention_mask=masks)
+            rows = known[alike] = merged(calls, sizes, AXES, places)
         stages.append(Stage(pipeline_rank=stage, ranks=stage_ranks(layout, stage), rows=rows))
     return Volume(
         recipe=facts.recipe.source,
@@ -123,6 +127,13 @@ def predict(facts: Facts, plan: Plan, *, data_broadcast: bool = False, approxima
         assumed=_assumed(facts),
         model=model,
     )
+
+
+def _what_it_holds(model: Model, stage: int) -> tuple[Any, ...]:
+    """Equal for stages that move the same: neither end of the pipeline, with layers of the same kinds."""
+    by_layer = len(model.cp_types) > 1  # which layers they are matters then
+    chunks = tuple((chunk.first if by_layer else 0, chunk.moe) for chunk in model.stages[stage])
+    return stage == 0, stage == model.mesh.pp - 1, chunks
 
 
 def _calls(model: Model, found: Parameters, stage: int) -> Iterator[Call]:

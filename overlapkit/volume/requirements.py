@@ -63,7 +63,14 @@ _WITHOUT_RULES: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 
 # What predict(approximate=True) counts although no run confirms it.
-_COUNTED_NEARLY = {"moe_layer_recompute", "qk_clip", "qk_l2_norm", "log_max_attention_logit", "softmax_type"}
+_COUNTED_NEARLY = {
+    "attention_output_gate",
+    "log_max_attention_logit",
+    "moe_layer_recompute",
+    "qk_clip",
+    "qk_l2_norm",
+    "softmax_type",
+}
 
 
 def check(facts: Facts, plan: Plan, *, approximate: bool = False) -> None:
@@ -99,20 +106,21 @@ def check(facts: Facts, plan: Plan, *, approximate: bool = False) -> None:
 def _refusals(facts: Facts, *, approximate: bool) -> Iterator[tuple[str, str, str | None]]:
     """(field, what is not modelled, what to do instead) of everything beyond GPT's layers in one precision."""
     recipe, model, precision = facts.recipe, facts.recipe.model, facts.precision
+    answer = "estimate" if approximate else "volume"
     nearly = approximate and (facts.torch_fsdp2 or recipe.ddp.data_parallel_sharding_strategy != "optim_grads")
     if (facts.fsdp or facts.torch_fsdp2) and not nearly:
         said = [path for path in _FSDP if getattr(getattr(recipe, path.split(".")[0]), path.split(".")[1])]
         instead = " ".join(f"{path}=false" for path in said)
-        yield said[0], "FSDP", f"volume answers for {instead} ddp.use_distributed_optimizer=true"
+        yield said[0], "FSDP", f"{answer} answers for {instead} ddp.use_distributed_optimizer=true"
     if (precision.fp8 or precision.fp4) and not approximate:
         name = "fp4" if precision.fp4 else "fp8"
         path = f"model.{name}" if recipe.mixed_precision is None else "mixed_precision"
         yield path, name.upper(), "volume answers for mixed_precision=bf16_mixed"
     if recipe.peft is not None:
-        yield "peft", "frozen parameters", "volume answers for peft=null"
+        yield "peft", "frozen parameters", f"{answer} answers for peft=null"
     optimizer = recipe.optimizer.optimizer or "adam"
     if optimizer not in ORDINARY:
-        yield "optimizer.optimizer", f"optimizer {optimizer!r}", "volume answers for optimizer.optimizer=adam"
+        yield "optimizer.optimizer", f"optimizer {optimizer!r}", f"{answer} answers for optimizer.optimizer=adam"
     yield from _kinds_of_layers(facts, approximate=approximate)
     if model.num_moe_experts:
         yield from _moe(facts, approximate=approximate)

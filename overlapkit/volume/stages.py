@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlapkit.facts import Facts
 from overlapkit.parallelism import counted_layers
@@ -50,6 +50,22 @@ def stage_chunks(facts: Facts) -> tuple[tuple[Chunk, ...], ...]:
         chunks.append(Chunk(first, pattern[first : first + count], index == 0, index == last))
         first += count
     return tuple(tuple(chunks[rank::pp]) for rank in range(pp))
+
+
+def with_prediction(facts: Facts, stages: tuple[tuple[Chunk, ...], ...]) -> tuple[tuple[Chunk, ...], ...]:
+    """The chunks with the layers of multi-token prediction, which are of the kind of the model's last layer.
+
+    They stand last in the last chunk, or where an explicit layout has them.
+    """
+    number = facts.recipe.model.mtp_num_layers or 0
+    if not number:
+        return stages
+    holders = [index for index, stage in enumerate(facts.stages or ()) if "m" in stage]
+    index, rank = divmod(holders[0], len(stages)) if holders else (len(stages[-1]) - 1, len(stages) - 1)
+    chunks = list(stages[rank])
+    more = (moe_pattern(facts) or (False,))[-1:] * number
+    chunks[index] = replace(chunks[index], moe=(*chunks[index].moe, *more))
+    return (*stages[:rank], tuple(chunks), *stages[rank + 1 :])
 
 
 def layers_per_chunk(facts: Facts) -> list[int]:

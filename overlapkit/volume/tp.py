@@ -106,7 +106,8 @@ def _pair(
 
 def _layer_call(phase: str, op: str, model: Model, count: int, observable: bool) -> Call:
     evidence = "run" if observable else "source"
-    return Call(phase, TP, op, model.dtype, count, model.activation_bytes, observable, evidence=evidence)
+    exact = not (model.narrow_inputs and op == "all_gather")
+    return Call(phase, TP, op, model.dtype, count, model.activation_bytes, observable, exact, evidence)
 
 
 def _few_key_heads(model: Model, chunks: tuple[Chunk, ...]) -> Iterator[Call]:
