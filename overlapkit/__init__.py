@@ -5,6 +5,7 @@ The public API; every name is imported on first use, so that ``import overlapkit
 - ``load_recipe(path, overrides)``: a YAML recipe as a :class:`overlapkit.recipe.Recipe`.
 - ``resolve(recipe)``: its :class:`overlapkit.plan.Plan`; takes a path, a mapping or a ``Recipe``.
 - ``volume(recipe)``: its :class:`overlapkit.volume.Volume`, the bytes that each group moves per step.
+- ``estimate(recipe)``: its :class:`overlapkit.cost.result.Estimate`, how long a step takes and where the time goes.
 - ``measure(paths)``: what logs and traces show, as a :class:`overlapkit.measure.measured.Measured`.
 - ``compare(recipe, paths)``: both side by side, as a :class:`overlapkit.measure.comparison.Comparison`.
 - ``CommOverlapConfig``: Megatron-Bridge's class of that name, which :mod:`overlapkit.comm_overlap` decides.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from overlapkit.comm_overlap import CommOverlapConfig as CommOverlapConfig
+    from overlapkit.cost.estimate import estimate as estimate
     from overlapkit.errors import RecipeError as RecipeError
     from overlapkit.measure import measure as measure
     from overlapkit.measure.comparison import compare as compare
@@ -34,6 +36,7 @@ __all__ = [
     "RecipeError",
     "__version__",
     "compare",
+    "estimate",
     "load_recipe",
     "measure",
     "resolve",
@@ -46,6 +49,7 @@ _HOME = {
     "Recipe": "overlapkit.recipe",
     "RecipeError": "overlapkit.errors",
     "compare": "overlapkit.measure.comparison",
+    "estimate": "overlapkit.cost.estimate",
     "load_recipe": "overlapkit.recipe",
     "measure": "overlapkit.measure",
     "resolve": "overlapkit.resolver",

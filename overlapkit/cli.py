@@ -10,6 +10,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from overlapkit import __version__
+from overlapkit.cli_estimate import estimate_command
 from overlapkit.cli_measure import compare_command, measure_command
 from overlapkit.cli_options import FailOn
 from overlapkit.cli_presets import presets_app
@@ -186,6 +187,7 @@ def check_command(
 
 
 app.command("volume")(volume_command)
+app.command("estimate")(estimate_command)
 app.command("search")(search_command)
 app.command("measure")(measure_command)
 app.command("compare")(compare_command)

@@ -161,7 +161,7 @@ def _split(verb: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _check_plot(plot: str | None) -> None:
     if plot is not None:
-        from overlapkit.render.volume_plot import check_plot
+        from overlapkit.render.plots import check_plot
 
         check_plot(plot)
 

@@ -53,7 +53,7 @@ def volume_command(
 
     _refuse(recipe, output, diff=bool(diff), phases=phases, nodes=nodes)
     if plot is not None:
-        from overlapkit.render.volume_plot import check_plot
+        from overlapkit.render.plots import check_plot
 
         check_plot(plot)
     found = configure(recipe, overrides or [], data_broadcast=data_broadcast)

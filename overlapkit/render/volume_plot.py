@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from overlapkit.errors import MissingPackageError, RecipeError, printable, shown
+from overlapkit.render.plots import plain_text, save_figure
 from overlapkit.render.volume_table import alike, human
 from overlapkit.volume.predict import Stage, Volume
 from overlapkit.volume.rows import total_wire_bytes
 
-_ENDINGS = (".svg", ".png")
 _ROW_HEIGHT = 0.28  # inches
 _ROOM_FOR_LABELS = 1.25
-
-
-def check_plot(path: str) -> None:
-    """That a picture can be made of this name, here.
-
-    Raises:
-        RecipeError: another ending than .svg or .png, or no such folder.
-        MissingPackageError: matplotlib cannot be imported.
-    """
-    if Path(path).suffix.lower() not in _ENDINGS:
-        raise RecipeError(f"{shown(path)} is neither .svg nor .png", source="--plot", hint="end its name with .svg")
-    if not Path(path).parent.is_dir():
-        raise RecipeError(f"cannot be written: {os.strerror(errno.ENOENT)}", source=path)
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise MissingPackageError("--plot needs matplotlib: pip install 'overlapkit[plot]'") from None
 
 
 def plot(volumes: Mapping[str, Volume], path: str) -> None:
@@ -58,26 +37,11 @@ def plot_series(series: Mapping[str, Stage], path: str, *, per: str) -> None:
     Raises:
         RecipeError: the file cannot be written.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    series = {_name(name): stage for name, stage in series.items()}
+    series = {plain_text(name): stage for name, stage in series.items()}
     groups = _groups(series)
     rows = len(groups) * (len(series) + 1)
-    with rc_context({"svg.hashsalt": "overlapkit", "svg.fonttype": "none", "hatch.linewidth": 0.6}):
-        figure = Figure(figsize=(10, max(2.5, 1.2 + _ROW_HEIGHT * rows)), layout="constrained")
-        _draw(figure.subplots(), series, groups, per)
-        ending = Path(path).suffix.lower().removeprefix(".")
-        metadata = {"Date": None} if ending == "svg" else {"Software": "overlapkit"}
-        try:
-            figure.savefig(path, format=ending, metadata=metadata, dpi=150)
-        except OSError as error:
-            raise RecipeError(f"cannot be written: {error.strerror or error}", source=path) from None
-
-
-def _name(text: str) -> str:
-    """A name as it is: dollar signs would begin a formula."""
-    return printable(text, limit=120).replace("$", r"\$")
+    height = max(2.5, 1.2 + _ROW_HEIGHT * rows)
+    save_figure(path, (10, height), lambda figure: _draw(figure.subplots(), series, groups, per))
 
 
 def _groups(series: Mapping[str, Stage]) -> list[str]:
