@@ -79,7 +79,7 @@ def read_lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def vtrain_cases(folder: Path) -> list[Case]:
-    return [_vtrain_case(row) for row in read_lines(folder / "vtrain_truth.jsonl.gz")]
+    return [vtrain_case(row) for row in read_lines(folder / "vtrain_truth.jsonl.gz")]
 
 
 def bridge_cases(folder: Path) -> tuple[list[Case], list[str]]:
@@ -89,7 +89,7 @@ def bridge_cases(folder: Path) -> tuple[list[Case], list[str]]:
         if sizes_named(row["model"]) is None:
             unknown.append(f"{row['release']} {row['model']} {row['gpu']} {row['precision']}")
         else:
-            cases.append(_bridge_case(row))
+            cases.append(bridge_case(row))
     return cases, unknown
 
 
@@ -109,7 +109,7 @@ def prepare(cases: Iterable[Case]) -> tuple[list[Prepared], dict[str, str]]:
     return prepared, refused
 
 
-def _vtrain_case(row: Mapping[str, Any]) -> Case:
+def vtrain_case(row: Mapping[str, Any]) -> Case:
     layout = f"TP {row['tp']} PP {row['pp']} DP {row['dp']} MBS {row['mbs']} GBS {row['gbs']}"
     return Case(
         name=f"h {row['hidden']} L {row['layers']} {layout} seconds {row['iter_time_s']}",
@@ -157,7 +157,7 @@ def vtrain_recipe(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _bridge_case(row: Mapping[str, Any]) -> Case:
+def bridge_case(row: Mapping[str, Any]) -> Case:
     recipe = recipe_of(row)
     layout = " ".join(f"{name.upper()} {row[name]}" for name in ("tp", "pp", "cp", "vp", "ep") if (row[name] or 1) > 1)
     run = f"{row['model']} {row['task']} {row['n_gpus']} x {row['gpu']} {row['precision']}"
