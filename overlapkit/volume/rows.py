@@ -149,9 +149,12 @@ class _Sum:
         self.exact &= call.exact
         if call.evidence != "run":
             self.evidence = call.evidence
-        share = self.phases.setdefault(call.phase, [0, 0])
-        share[0] += call.times
-        share[1] += moved
+        share = self.phases.get(call.phase)
+        if share is None:
+            self.phases[call.phase] = [call.times, moved]
+        else:
+            share[0] += call.times
+            share[1] += moved
 
 
 def merged(
@@ -164,7 +167,11 @@ def merged(
     sums: dict[tuple[str, str, str, bool], _Sum] = {}
     for call in calls:
         if call.times and sizes[call.group] > 1:
-            sums.setdefault((call.group, call.op, call.dtype, call.observable), _Sum()).add(call)
+            key = (call.group, call.op, call.dtype, call.observable)
+            found = sums.get(key)
+            if found is None:
+                found = sums[key] = _Sum()
+            found.add(call)
     return tuple(
         Row(
             group=group,
