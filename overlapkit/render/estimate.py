@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 from overlapkit.cost.result import Estimate, Saving
 from overlapkit.errors import printable
 from overlapkit.plan import Plan
-from overlapkit.render.estimate_parts import AXES, PARTS, ordered_groups, seconds_text, short_seconds
+from overlapkit.render.estimate_parts import AXES, PARTS, ordered_groups, parts_of, seconds_text, short_seconds
 from overlapkit.render.text import grid, mesh_line, print_on, target_line, title, verdict
 from overlapkit.render.volume_table import Line, human, measure, percent, write_lines
 from overlapkit.rules.estimated import LITTLE, percents
@@ -90,7 +90,7 @@ def _lines(estimate: Estimate) -> Iterator[Line]:
     for axis, time in ordered_groups(estimate):
         both = (seconds_text(time.total_s, step), seconds_text(time.hidden_s, step))
         yield Line(f"  {AXES.get(axis, axis)}", (human(time.message_bytes), *both, *cells(time.exposed_s)), "cyan")
-    for field, seconds in estimate.parts.to_dict().items():
+    for field, seconds in parts_of(estimate).items():
         remark = f", {_WAITS[field]}" if field in _WAITS and seconds >= LITTLE * step else ""
         yield Line(f"  {PARTS[field]}{remark}", ("", "", "", *cells(seconds)))
     yield Line("  the step", ("", "", "", *cells(step)), "bold")

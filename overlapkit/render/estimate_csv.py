@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from overlapkit.cost.result import Estimate
-from overlapkit.render.estimate_parts import ordered_groups
+from overlapkit.render.estimate_parts import ordered_groups, parts_of
 from overlapkit.render.volume_csv import written
 
 _COLUMNS = ("recipe", "gpu", "kind", "name", "value", "unit", "share_of_step", "low", "high")
@@ -29,7 +29,7 @@ def _lines(estimate: Estimate) -> Iterator[dict[str, Any]]:
     yield {"kind": "step", "name": "step_time", **_seconds(step, step), "low": low, "high": high}
     for name, unit in (("tokens_per_s_per_gpu", "tokens/s"), ("model_tflops_per_gpu", "TFLOP/s"), ("mfu", "")):
         yield {"kind": "rate", "name": name, "value": getattr(estimate, name), "unit": unit}
-    for name, seconds in estimate.parts.to_dict().items():
+    for name, seconds in parts_of(estimate).items():
         yield {"kind": "part", "name": name.removesuffix("_s"), **_seconds(seconds, step)}
     for axis, time in ordered_groups(estimate):
         yield {"kind": "exposed", "name": axis, **_seconds(time.exposed_s, step), **time.to_dict()}

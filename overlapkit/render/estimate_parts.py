@@ -29,7 +29,8 @@ PARTS = {
 }
 # What a pass is made of beside the exposed communication of its axes.
 COMPUTE = frozenset({"gemm", "attention", "memory_bound", "host"})
-_ROUNDING = 1e-9  # of a step: what is left of sums that cancel
+_UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
+_ROUNDING = 1e-9  # of a step
 
 
 class Piece(NamedTuple):
@@ -39,9 +40,15 @@ class Piece(NamedTuple):
     seconds: float
 
 
+def parts_of(estimate: Estimate) -> dict[str, float]:
+    """Seconds of compute and waiting; what sums that cancel have left over is nothing."""
+    least = _ROUNDING * estimate.step_time_s
+    return {field: seconds if abs(seconds) > least else 0.0 for field, seconds in estimate.parts.to_dict().items()}
+
+
 def pieces(estimate: Estimate) -> Iterator[Piece]:
     """All of the step: compute and waiting, then what each axis leaves exposed."""
-    for field, seconds in estimate.parts.to_dict().items():
+    for field, seconds in parts_of(estimate).items():
         yield Piece(PARTS[field], seconds)
     for axis, time in ordered_groups(estimate):
         yield Piece(f"{AXES.get(axis, axis)} exposed", time.exposed_s)
@@ -56,9 +63,10 @@ def ordered_groups(estimate: Estimate) -> list[tuple[str, GroupTime]]:
 
 def short_seconds(seconds: float) -> str:
     """Seconds in three digits."""
-    if seconds >= 1000:
+    if seconds >= 999.5:
         return f"{seconds:,.0f} s"
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+    unit, factor = next((each for each in _UNITS if seconds * each[1] >= 1), _UNITS[-1])
+    return f"{seconds * factor:.3g} {unit}"
 
 
 def seconds_text(seconds: float, step_s: float) -> str:
@@ -67,8 +75,6 @@ def seconds_text(seconds: float, step_s: float) -> str:
     whole = step_s * factor
     decimals = 1 if whole >= 100 else 2 if whole >= 10 else 3
     least = 10.0**-decimals
-    if abs(seconds) < _ROUNDING * step_s:
-        seconds = 0.0
     if 0 < abs(seconds * factor) < least / 2:
         return f"<{least:.{decimals}f} {unit}"
     return f"{seconds * factor:,.{decimals}f} {unit}"
