@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from overlapkit.errors import RecipeError
 
 LITTLE = 0.02  # of the step: what an overlap saves before it is called worth having
+_NOTHING = 0.0005  # of the step: 0.0 % as it is written
 EXPOSED = 0.10  # of the step: what communication may take before it is told
 _SOURCE = "overlapkit.cost: the estimated step, and the same with one overlap switched"
 ESTIMATED = frozenset({"CFG031", "CFG032", "CFG033"})
@@ -28,7 +29,7 @@ def worth_of_overlap(setting: str, saving: Saving) -> Verdict:
     Fix: none is needed. Where the saving is small and the overlap is in the way of something else, turn it off.
     """
     low, high = saving.low_share, saving.high_share
-    if saving.share < 0:
+    if saving.share < -_NOTHING:
         slower = f"the step takes {percent(-saving.share)} ({percents(-high, -low)}) longer with it"
         return info(setting, f"legal, of no value: {slower}", value=True)
     saved = f"{percent(saving.share)} ({percents(low, high)}) of the step"
@@ -86,9 +87,10 @@ def percent(share: float) -> str:
 
 def percents(low: float, high: float) -> str:
     """A range of shares in percent."""
-    return f"{_number(low)}{' to ' if low < 0 else '–'}{_number(high)} %"
+    start = _number(low)
+    return f"{start}{' to ' if start.startswith('-') else '–'}{_number(high)} %"
 
 
 def _number(share: float) -> str:
-    value = 100 * share
-    return f"{value:.1f}" if abs(value) < 9.95 else f"{value:.0f}"
+    value = round(100 * share, 1) + 0.0  # without the sign of a zero
+    return f"{value:.1f}" if abs(value) < 10 else f"{value:.0f}"
