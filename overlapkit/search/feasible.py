@@ -78,6 +78,17 @@ class Allowed:
     tries: int
 
 
+class _Answer(NamedTuple):
+    """A plan, and why it is not what was asked for: none where it is."""
+
+    plan: Plan
+    problems: tuple[str, ...]
+
+    @property
+    def problem(self) -> str | None:
+        return self.problems[0] if self.problems else None
+
+
 class Rules:
     """The rules about one recipe's layouts, each answer kept."""
 
@@ -88,7 +99,7 @@ class Rules:
         self._kinds: dict[tuple[Kind, bool], Allowed] = {}
         self._userbuffers: dict[Hashable, Facts] = {}
         self._legal: dict[Hashable, bool] = {}
-        self._without_errors = replace(plan_of(self.facts), decisions=())
+        self.settings = replace(plan_of(self.facts), decisions=())  # where it does not matter what they are
         self._batch = recipe.train.global_batch_size or 0
 
     # --- sizes --------------------------------------------------------------------------------
@@ -119,7 +130,7 @@ class Rules:
         if key not in self._by_size:
             facts = self.facts_of(layout, NOTHING_ON)
             try:
-                check(facts, self._without_errors, approximate=True)  # no rule has one about the sizes it asks for
+                check(facts, self.settings, approximate=True)  # no rule has one about the sizes it asks for
             except RecipeError as error:
                 self._by_size[key] = error.problem
             else:
@@ -173,27 +184,42 @@ class Rules:
         return self._legal[key]
 
     def _judge(self, layout: Layout, takes_userbuffers: bool, tries: int) -> Allowed:
-        """Where all that can be on at once is legal, and so is nothing, all between is; otherwise each is asked for."""
+        """Asks about few of the settings: what is legal with everything on and with nothing is legal between.
+
+        What fails at both ends for the same reason fails throughout. Otherwise what cannot be on alone is left out, and
+        the rest is asked for one by one only where its own ends fail.
+        """
         every = overlaps_of(layout.point)
         possible = [overlaps for overlaps in every if takes_userbuffers or not overlaps.tp_comm_overlap]
         refused = Counter({"TP overlap is not possible": len(every) - len(possible)})
-        answers = {overlaps: self._asked(layout, overlaps) for overlaps in (possible[0], possible[-1])}
-        if any(problem is not None for _, problem in answers.values()):
+        off, on = self._asked(layout, possible[0]), self._asked(layout, possible[-1])
+        common = next((problem for problem in off.problems if problem in on.problems), None)
+        if common is not None:
+            refused[common] += len(possible)
+            return Allowed((), +refused, None, tries)
+        if off.problem is None and on.problem is not None:
+            for alone in (overlaps for overlaps in possible[:-1] if sum(overlaps) - _brings(overlaps) == 1):
+                problem = self._asked(layout, alone).problem
+                without = [overlaps for overlaps in possible if not _contains(overlaps, alone)]
+                if problem is not None:
+                    refused[problem] += len(possible) - len(without)
+                    possible = without
+            on = self._asked(layout, possible[-1])
+        if off.problem is not None or on.problem is not None:
             answers = {overlaps: self._asked(layout, overlaps) for overlaps in possible}
-            possible = [overlaps for overlaps in possible if answers[overlaps][1] is None]
-            refused.update(problem for _, problem in answers.values() if problem is not None)
-        plan = answers[possible[-1]][0] if possible else None
-        return Allowed(tuple(possible), +refused, plan, tries)
+            possible = [overlaps for overlaps in possible if answers[overlaps].problem is None]
+            refused.update(answer.problem for answer in answers.values() if answer.problem is not None)
+            on = answers[possible[-1]] if possible else on
+        return Allowed(tuple(possible), +refused, on.plan if possible else None, tries)
 
-    def _asked(self, layout: Layout, overlaps: Overlaps) -> tuple[Plan, str | None]:
-        """The plan, and why it is none with these overlaps."""
+    def _asked(self, layout: Layout, overlaps: Overlaps) -> _Answer:
         plan = plan_of(self.facts_of(layout, overlaps))
         errors = self._errors(plan)
         if errors:
-            return plan, _named(errors[0])
-        got = tuple(bool(plan.settings[name]) for name in _SETTINGS)
-        lost = next((name for name, has, wants in zip(_SETTINGS, got, overlaps, strict=True) if has is not wants), None)
-        return plan, None if lost is None else f"{lost.partition('.')[2]} is decided otherwise"
+            return _Answer(plan, tuple(map(_named, errors)))
+        got = [bool(plan.settings[name]) for name in _SETTINGS]
+        lost = [name for name, has, wants in zip(_SETTINGS, got, overlaps, strict=True) if has is not wants]
+        return _Answer(plan, tuple(f"{name.partition('.')[2]} is decided otherwise" for name in lost))
 
     def _errors(self, plan: Plan, families: tuple[str, ...] = ("",)) -> list[str]:
         return [d.code for d in plan.decisions if d.severity == "error" and d.code.startswith(families)]
@@ -228,6 +254,15 @@ class Rules:
         if key not in self._userbuffers:
             self._userbuffers[key] = self.facts_of(layout, NOTHING_ON._replace(tp_comm_overlap=True))
         return self._userbuffers[key]
+
+
+def _brings(overlaps: Overlaps) -> int:
+    """How many of the overlaps are on only because another needs them."""
+    return overlaps.overlap_param_gather + overlaps.delay_wgrad_compute
+
+
+def _contains(overlaps: Overlaps, part: Overlaps) -> bool:
+    return all(on or not needed for on, needed in zip(overlaps, part, strict=True))
 
 
 def _named(code: str) -> str:

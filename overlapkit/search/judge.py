@@ -17,7 +17,6 @@ from overlapkit.cost.memory import (
 )
 from overlapkit.cost.step import Switches, step_seconds
 from overlapkit.facts import Facts
-from overlapkit.plan import Plan
 from overlapkit.recipe import Recipe
 from overlapkit.recipe.place import Place
 from overlapkit.search.feasible import Rules
@@ -59,18 +58,21 @@ class Judge:
 
     def _layout(self, layout: Layout, ranking: Ranking) -> None:
         """Every setting of its overlaps; the fastest of them stands for the layout."""
+        sizes = {(False, False): self._memory(layout, False, False)}
+        if sizes[False, False] > self._most:
+            ranking.too_large[TOO_LARGE] += len(overlaps_of(layout.point))
+            return
         allowed = self._rules.allowed(layout)
         ranking.refused.update(allowed.refused)
         if allowed.plan is None:
             return
-        sizes: dict[tuple[bool, bool], float] = {}
         best: dict[tuple[bool, bool], tuple[float, Overlaps]] = {}
         seconds: dict[Switches, float] = {}
         work = None
         for overlaps in allowed.overlaps:
             kind = (overlaps.tp_comm_overlap, overlaps.overlap_moe_expert_parallel_comm)
             if kind not in sizes:
-                sizes[kind] = self._memory(layout, allowed.plan, *kind)
+                sizes[kind] = self._memory(layout, *kind)
             if sizes[kind] > self._most:
                 ranking.too_large[TOO_LARGE] += 1
                 continue
@@ -90,10 +92,10 @@ class Judge:
 
     # --- memory -------------------------------------------------------------------------------
 
-    def _memory(self, layout: Layout, plan: Plan, tp_overlap: bool, ep_overlap: bool) -> float:
+    def _memory(self, layout: Layout, tp_overlap: bool, ep_overlap: bool) -> float:
         """Bytes of the fullest rank, as ``memory_of``."""
         point, rules = layout.point, self._rules
-        kept = self._kept_of(layout, plan)
+        kept = self._kept_of(layout)
         storage, sharing = self._storage, self._sharing(point)
         m, userbuffers = rules.microbatches(point), rules.userbuffer_bytes(layout) if tp_overlap else 0
         group = rules.facts.recipe.model.microbatch_group_size_per_vp_stage or point.pp
@@ -110,7 +112,7 @@ class Judge:
                     userbuffers=userbuffers,
                 )
             )
-            for held in self._held_of(layout, plan)
+            for held in self._held_of(layout)
         )
 
     def _sharing(self, point: Point) -> Sharing:
@@ -121,19 +123,19 @@ class Judge:
         expert = point.gpus / (self._rules.expert_tp(point) * point.ep * point.pp)
         return Sharing(point.gpus / (point.tp * point.pp) / instances, max(expert / instances, 1.0), facts.fsdp)
 
-    def _held_of(self, layout: Layout, plan: Plan) -> tuple[Held, ...]:
+    def _held_of(self, layout: Layout) -> tuple[Held, ...]:
         point = layout.point
         key = (point.tp, point.pp, point.ep, point.vp, self._rules.expert_tp(point), layout.recompute)
         if key not in self._held:
-            model = self._timing.model(layout, plan)
+            model = self._timing.model(layout)
             self._held[key] = held_of(model, parameters_of(model))
         return self._held[key]
 
-    def _kept_of(self, layout: Layout, plan: Plan) -> Kept:
+    def _kept_of(self, layout: Layout) -> Kept:
         point = layout.point
         key = (point.tp, point.cp, point.ep, self._rules.expert_tp(point), point.micro_batch_size, layout[1:])
         if key not in self._kept:
-            model = self._timing.model(layout, plan)
+            model = self._timing.model(layout)
             widths = widths_of(self._rules.facts, model)
             self._kept[key] = kept_of(model, self._timing.kernels, widths)
         return self._kept[key]

@@ -52,8 +52,9 @@ class Timing:
         self._known: dict[tuple[str, str, bool, float], float] = {}  # seconds of calls of these frames
         self._sublayers: dict[Hashable, Sublayers] = {}
 
-    def model(self, layout: Layout, plan: Plan) -> Model:
-        return model_of(self._rules.facts_of(layout, NOTHING_ON), plan)
+    def model(self, layout: Layout) -> Model:
+        """The model of a layout; its overlaps are some or other."""
+        return model_of(self._rules.facts_of(layout, NOTHING_ON), self._rules.settings)
 
     def work(self, layout: Layout, plan: Plan) -> Work:
         """The work of a step of a layout that is legal with the settings of ``plan``, those of its kind."""
