@@ -20,7 +20,7 @@ from overlapkit.errors import RecipeError
 from overlapkit.facts import derive
 from overlapkit.recipe import load_recipe, recipe_from_mapping
 from overlapkit.resolver import plan
-from overlapkit.search.changes import changed, changed_mapping, changes_of
+from overlapkit.search.changes import balanced_stages, changed, changed_mapping, changes_of
 from overlapkit.search.feasible import Rules
 from overlapkit.search.find import NothingFound, Source, read_source, search
 from overlapkit.search.judge import Judge
@@ -304,11 +304,30 @@ def test_what_the_recipe_says_of_its_own_stages_goes_with_other_ones() -> None:
     mesh = facts.parallelism
     point = Point(mesh.world_size, mesh.tp, mesh.pp, mesh.cp, mesh.ep, mesh.vp or 1, 1)
     same = changed_mapping(own.values, changes_of(facts, Layout(point, True, "full"), ALL_OFF))
-    other = changed_mapping(
-        own.values, changes_of(facts, Layout(point._replace(pp=mesh.pp * 2), True, "full"), ALL_OFF)
-    )
     assert same["model"]["pipeline_model_parallel_layout"] == own.values["model"]["pipeline_model_parallel_layout"]
-    assert other["model"]["pipeline_model_parallel_layout"] is None
+    for size in (mesh.pp * 2, 1):
+        layout = Layout(point._replace(pp=size, vp=1), True, "full")
+        other = changed_mapping(own.values, changes_of(facts, layout, ALL_OFF))
+        assert other["model"]["pipeline_model_parallel_layout"] == balanced_stages(61, 1, size)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3_h100", "deepseek_v3_gb200"])
+def test_equal_stages_are_those_that_nvidia_lays_out(name: str) -> None:
+    """DeepSeek-V3's 61 layers and one MTP layer, over 32 and over 16 chunks."""
+    facts = derive(load_recipe(ROOT / "recipes" / f"{name}.yaml"))
+    assert facts.stages is not None
+    assert balanced_stages(61, 1, len(facts.stages)) == "|".join(facts.stages)
+
+
+@given(st.integers(1, 130), st.integers(0, 2), st.integers(2, 64))
+def test_equal_stages_hold_every_layer_once(layers: int, predicted: int, chunks: int) -> None:
+    text = balanced_stages(layers, predicted, chunks)
+    if text is None:
+        assert layers < chunks + predicted
+        return
+    counts = [stage.count("t") for stage in text.split("|")]
+    assert len(counts) == chunks and sum(counts) == layers and text.count("m") == predicted
+    assert min(counts[:-1]) > 0 and max(counts) - min(counts[:-1]) <= 1
 
 
 def test_what_no_layout_survives_is_told_in_one_line() -> None:

@@ -19,8 +19,8 @@ Changes = Mapping[str, Any]
 def changes_of(facts: Facts, layout: Layout, overlaps: Overlaps) -> Changes:
     """Dotted path -> value, None to take it away; ``facts`` are those of the recipe that is searched.
 
-    What the recipe says of its own stages (an explicit layout, layers of the first stage) holds for its own PP and VP,
-    and goes with others.
+    What the recipe says of its own stages (an explicit layout, layers of the first stage) holds for its own PP and VP;
+    others get a layout of equal stages where the recipe has one, and else none.
     """
     point = layout.point
     found: dict[str, Any] = {}
@@ -42,7 +42,8 @@ def _stages(facts: Facts, layout: Layout) -> dict[str, Any]:
     found: dict[str, Any] = {"model.virtual_pipeline_model_parallel_size": vp}
     own_pp = point.pp == mesh.pp
     if not own_pp or point.vp != (mesh.vp or 1):
-        found["model.pipeline_model_parallel_layout"] = None
+        laid_out = balanced_stages(model.num_layers or 0, model.mtp_num_layers or 0, point.pp * point.vp)
+        found["model.pipeline_model_parallel_layout"] = laid_out if facts.stages is not None else None
         found["model.num_layers_per_virtual_pipeline_stage"] = None
         found["model.microbatch_group_size_per_vp_stage"] = None
     elif facts.stages is not None or model.num_layers_per_virtual_pipeline_stage is not None:  # which says VP itself
@@ -54,6 +55,21 @@ def _stages(facts: Facts, layout: Layout) -> dict[str, Any]:
     if levels is not None and prod(levels) != point.cp:
         found["model.hierarchical_context_parallel_sizes"] = None
     return {path: value for path, value in found.items() if value is not None or _said(facts.recipe, path)}
+
+
+def balanced_stages(layers: int, predicted: int, chunks: int) -> str | None:
+    """A pipeline layout of equal chunks, where the loss and each MTP layer count as a layer of the last one.
+
+    The first chunks, behind the embedding, have a layer less where the layers do not divide. None where one stage takes
+    all, or a chunk would have no layer.
+    """
+    ends = 1 + predicted
+    last = max((layers + ends) // chunks - ends, 0)
+    if chunks == 1 or layers - last < chunks - 1:
+        return None
+    each, more = divmod(layers - last, chunks - 1)
+    counts = [each] * (chunks - 1 - more) + [each + 1] * more
+    return "|".join(["E" + "t" * counts[0], *("t" * count for count in counts[1:]), "t" * last + "m" * predicted + "L"])
 
 
 def _recompute(facts: Facts, recompute: str) -> dict[str, Any]:

@@ -99,6 +99,7 @@ class Rules:
         self._kinds: dict[tuple[Kind, bool], Allowed] = {}
         self._userbuffers: dict[Hashable, Facts] = {}
         self._legal: dict[Hashable, bool] = {}
+        self._plain: tuple[tuple[int, ...], Facts] | None = None
         self.settings = replace(plan_of(self.facts), decisions=())  # where it does not matter what they are
         self._batch = recipe.train.global_batch_size or 0
 
@@ -128,9 +129,11 @@ class Rules:
         not modelled."""
         key = (layout.point[:6], layout.sequence_parallel)
         if key not in self._by_size:
-            facts = self.facts_of(layout, NOTHING_ON)
+            facts = self.plain_facts(layout.point)
+            if layout.sequence_parallel:
+                facts = replace(facts, parallelism=replace(facts.parallelism, sequence_parallel=True))
             try:
-                check(facts, self.settings, approximate=True)  # no rule has one about the sizes it asks for
+                check(facts, self.settings, approximate=True)  # no rule has an error about the sizes it asks for
             except RecipeError as error:
                 self._by_size[key] = error.problem
             else:
@@ -247,6 +250,12 @@ class Rules:
 
     def facts_of(self, layout: Layout, overlaps: Overlaps) -> Facts:
         return derive(changed(self.recipe, changes_of(self.facts, layout, overlaps)))
+
+    def plain_facts(self, point: Point) -> Facts:
+        """The facts of some layout with these groups, nothing on; the microbatch changes fastest, so one is kept."""
+        if self._plain is None or self._plain[0] != point[:6]:
+            self._plain = point[:6], self.facts_of(Layout(point, False, "none"), NOTHING_ON)
+        return self._plain[1]
 
     def with_userbuffers(self, layout: Layout) -> Facts:
         """The facts of some layout with this one's userbuffers, TP overlap alone on."""

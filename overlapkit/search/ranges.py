@@ -23,7 +23,7 @@ _OPTIONS = {
 # What is looked at where no range is named.
 _MOST_TP, _MOST_PP, _MOST_CP, _MOST_EP, _MOST_VP = 16, 64, 16, 64, 16
 _TOKENS_PER_CP_RANK = 2048
-_MICROBATCHES = (1, 2, 4, 8)
+_USUAL = (1, 2, 4, 8)
 
 
 def sizes_of(text: str, option: str) -> tuple[int, ...]:
@@ -86,7 +86,9 @@ def _usual(facts: Facts, gpus: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     node = max(facts.gpus_per_node or 1, facts.nvlink_domain_size or 1)
     experts = model.num_moe_experts or 1
     stages = (size for size in range(1, min(most, layers, _MOST_PP) + 1) if any(each % size == 0 for each in gpus))
-    chunks = (size for size in range(1, min(layers, _MOST_VP) + 1) if layers % size == 0)
+    laid_out = facts.stages is not None  # then chunks need not be equal
+    chunks = [size for size in range(1, min(layers, _MOST_VP) + 1) if layers % size == 0]
+    chunks += [size for size in _USUAL if laid_out]
     return {
         "gpus": gpus,
         "tp": _with(_powers(min(node, most, _MOST_TP, model.num_attention_heads or most)), mesh.tp),
@@ -94,7 +96,7 @@ def _usual(facts: Facts, gpus: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         "cp": _with(_powers(min(_MOST_CP, most, (model.seq_length or 0) // _TOKENS_PER_CP_RANK)), mesh.cp),
         "ep": _with((size for size in _powers(min(experts, most, _MOST_EP)) if experts % size == 0), mesh.ep),
         "vp": _with(chunks, mesh.vp or 1),
-        "micro_batch_size": _with(_MICROBATCHES, facts.recipe.train.micro_batch_size or 1),
+        "micro_batch_size": _with(_USUAL, facts.recipe.train.micro_batch_size or 1),
     }
 
 

@@ -16,9 +16,9 @@ from overlapkit.cost.stage import StageWork, Sublayers, stage_work, sublayers_of
 from overlapkit.cost.step import Work
 from overlapkit.plan import Plan
 from overlapkit.search.feasible import NOTHING_ON, Rules
-from overlapkit.search.space import Layout
+from overlapkit.search.space import Layout, Point
 from overlapkit.volume import cp, dp, ep, pp, scalars, tp
-from overlapkit.volume.model import Model, model_of
+from overlapkit.volume.model import Model, Recompute, model_of
 from overlapkit.volume.parameters import Parameters, parameters_of
 from overlapkit.volume.placement import AXES, RankLayout, group_sizes, placements
 from overlapkit.volume.predict import rank_layout
@@ -26,15 +26,21 @@ from overlapkit.volume.rows import Call, Row, merged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Frame:
-    """What layouts that differ in the microbatch alone share. ``stages`` are the different ones."""
+class _Sizes:
+    """What layouts with the same groups share: all but the microbatch, sequence parallelism and recomputation.
 
-    model: Model
-    layout: RankLayout
+    ``models`` and ``data``, the rows of what comes once per step, are by the plan that has the settings of the overlaps
+    (its kind keeps it). ``known`` has the seconds of calls.
+    """
+
+    point: tuple[int, ...]
+    ranks: RankLayout
     found: Parameters
-    stages: tuple[int, ...]
+    stages: tuple[int, ...]  # the different ones
     which: tuple[int, ...]
-    data: tuple[tuple[Row, ...], ...]
+    models: dict[int, Model]
+    data: dict[int, tuple[tuple[Row, ...], ...]]
+    known: dict[tuple[str, str, bool, float], float]
 
 
 class Timing:
@@ -47,40 +53,55 @@ class Timing:
         self.kernels = kernels_of(rules.facts)
         precision = rules.facts.precision
         self._gather_width = 0.5 if precision.fp8_param_gather and (precision.fp8 or precision.fp4) else 1.0
-        self._frames: dict[Hashable, _Frame] = {}
-        self._frames_of: Hashable = None
-        self._known: dict[tuple[str, str, bool, float], float] = {}  # seconds of calls of these frames
+        self._last: _Sizes | None = None
+        self._recomputes: dict[str, Recompute] = {}
         self._sublayers: dict[Hashable, Sublayers] = {}
 
     def model(self, layout: Layout) -> Model:
         """The model of a layout; its overlaps are some or other."""
-        return model_of(self._rules.facts_of(layout, NOTHING_ON), self._rules.settings)
+        return self._model(layout, self._rules.settings)
 
     def work(self, layout: Layout, plan: Plan) -> Work:
         """The work of a step of a layout that is legal with the settings of ``plan``, those of its kind."""
-        frame = self._frame(layout, plan)
-        model = _with_microbatch(frame.model, layout.point.micro_batch_size, self._rules.microbatches(layout.point))
-        sublayers = self._layers(layout, frame, model)
+        sizes, model = self._sizes(layout, plan), self._model(layout, plan)
+        sublayers = self._layers(layout, sizes, model)
         works = tuple(
-            self._stage(frame, model, sublayers, stage, data)
-            for stage, data in zip(frame.stages, frame.data, strict=True)
+            self._stage(sizes, model, sublayers, stage, data)
+            for stage, data in zip(sizes.stages, sizes.data[id(plan)], strict=True)
         )
-        return Work(self._hardware, self._constants, model, self.kernels, works, frame.which, self._assumed)
+        return Work(self._hardware, self._constants, model, self.kernels, works, sizes.which, self._assumed)
 
-    def _frame(self, layout: Layout, plan: Plan) -> _Frame:
-        if self._frames_of != layout.point[:6]:  # the microbatch changes fastest
-            self._frames_of = layout.point[:6]
-            self._frames.clear()
-            self._known = {}
-        key = (layout.sequence_parallel, layout.recompute, id(plan))
-        if key not in self._frames:
-            self._frames[key] = self._made(layout, plan)
-        return self._frames[key]
+    def _model(self, layout: Layout, plan: Plan) -> Model:
+        model = self._sizes(layout, plan).models[id(plan)]
+        size, microbatches = layout.point.micro_batch_size, self._rules.microbatches(layout.point)
+        if layout.recompute not in self._recomputes:
+            facts = self._rules.facts_of(layout, NOTHING_ON)
+            self._recomputes[layout.recompute] = model_of(facts, plan).recompute
+        return replace(
+            model,
+            mesh=replace(model.mesh, num_microbatches=microbatches, sequence_parallel=layout.sequence_parallel),
+            recompute=self._recomputes[layout.recompute],
+            microbatches=microbatches,
+            tokens=model.tokens // model.sequences * size,
+            full_tokens=model.full_tokens // model.sequences * size,
+            sequences=size,
+        )
 
-    def _made(self, layout: Layout, plan: Plan) -> _Frame:
-        facts = self._rules.facts_of(layout, NOTHING_ON)
+    def _sizes(self, layout: Layout, plan: Plan) -> _Sizes:
+        sizes = self._last
+        if sizes is None or sizes.point != layout.point[:6]:  # the microbatch changes fastest
+            sizes = self._last = self._made(layout.point, plan)
+        if id(plan) not in sizes.models:
+            model = model_of(self._rules.plain_facts(layout.point), plan)
+            sizes.models[id(plan)] = model
+            sizes.data[id(plan)] = tuple(
+                _rows(sizes.ranks, _calls_of_steps(model, sizes.found, stage)) for stage in sizes.stages
+            )
+        return sizes
+
+    def _made(self, point: Point, plan: Plan) -> _Sizes:
+        facts = self._rules.plain_facts(point)
         model = model_of(facts, plan)
-        ranks, found = rank_layout(facts, model), parameters_of(model)
         keys: dict[Hashable, int] = {}
         which: list[int] = []
         stages: list[int] = []
@@ -90,32 +111,40 @@ class Timing:
                 keys[key] = len(stages)
                 stages.append(stage)
             which.append(keys[key])
-        data = tuple(_rows(ranks, dp.calls(model, found, stage)) for stage in stages)
-        return _Frame(model=model, layout=ranks, found=found, stages=tuple(stages), which=tuple(which), data=data)
+        return _Sizes(
+            point=point[:6],
+            ranks=rank_layout(facts, model),
+            found=parameters_of(model),
+            stages=tuple(stages),
+            which=tuple(which),
+            models={},
+            data={},
+            known={},
+        )
 
-    def _layers(self, layout: Layout, frame: _Frame, model: Model) -> Sublayers:
+    def _layers(self, layout: Layout, sizes: _Sizes, model: Model) -> Sublayers:
         point = layout.point
         key = (point.tp, point.cp, point.ep, model.mesh.etp, point.micro_batch_size, layout[1:])
         if key not in self._sublayers:
             configuration = self._rules.configuration(layout)
             self._sublayers[key] = sublayers_of(
-                self._hardware, self._constants, model, self.kernels, frame.layout, configuration
+                self._hardware, self._constants, model, self.kernels, sizes.ranks, configuration
             )
         return self._sublayers[key]
 
-    def _stage(self, frame: _Frame, model: Model, sublayers: Sublayers, stage: int, data: tuple[Row, ...]) -> StageWork:
+    def _stage(self, sizes: _Sizes, model: Model, sublayers: Sublayers, stage: int, data: tuple[Row, ...]) -> StageWork:
         return stage_work(
             self._hardware,
             self._constants,
             model,
             self.kernels,
             sublayers,
-            frame.found,
-            frame.layout,
+            sizes.found,
+            sizes.ranks,
             stage,
-            _rows(frame.layout, _calls_of_microbatches(model, frame.found, stage)) + data,
+            _rows(sizes.ranks, _calls_of_microbatches(model, sizes.found, stage)) + data,
             gather_width=self._gather_width,
-            known=self._known,
+            known=sizes.known,
         )
 
 
@@ -128,6 +157,11 @@ def _calls_of_microbatches(model: Model, found: Parameters, stage: int) -> Itera
     yield from pp.calls(model, stage)
     yield from cp.calls(model, stage)
     yield from ep.calls(model, stage)
+
+
+def _calls_of_steps(model: Model, found: Parameters, stage: int) -> Iterator[Call]:
+    """What is the same for every microbatch, with and without sequence parallelism and recomputation."""
+    yield from dp.calls(model, found, stage)
     yield from scalars.calls(model, stage)
 
 
@@ -137,16 +171,3 @@ def _stage_key(model: Model, stage: int) -> Hashable:
     first = tuple(chunk.first for chunk in chunks) if len(model.cp_types) > 1 else ()
     held = tuple((chunk.moe, chunk.embedding, chunk.output) for chunk in chunks)
     return stage == 0, stage == model.mesh.pp - 1, held, first
-
-
-def _with_microbatch(model: Model, size: int, microbatches: int) -> Model:
-    if model.sequences == size:
-        return model
-    return replace(
-        model,
-        mesh=replace(model.mesh, num_microbatches=microbatches),
-        microbatches=microbatches,
-        tokens=model.tokens // model.sequences * size,
-        full_tokens=model.full_tokens // model.sequences * size,
-        sequences=size,
-    )

@@ -7,7 +7,9 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 
+from overlapkit.errors import RecipeError
 from overlapkit.recipe import Recipe
 from overlapkit.search.judge import Judge
 from overlapkit.search.ranking import Ranking
@@ -76,6 +78,9 @@ def _parallel(
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
+    except BrokenProcessPool:
+        hint = "give fewer --workers where memory is short"
+        raise RecipeError("a process of the search was ended from outside", source="search", hint=hint) from None
     finally:
         executor.shutdown(cancel_futures=True)
 
