@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -22,7 +23,8 @@ def timelines(draw: st.DrawFn) -> Timeline:
     vp = draw(st.integers(1, 4)) if stages > 1 else 1
     microbatches = draw(st.integers(1, 16)) if vp == 1 else stages * draw(st.integers(1, 4))
     passes = [stage_of(draw(SECONDS), draw(SECONDS)) for _ in range(stages)]
-    return timeline_of(passes, microbatches, vp=vp, p2p_s=draw(st.sampled_from([0.0, 0.01, 3.0])))
+    timeline = timeline_of(passes, microbatches, vp=vp, p2p_s=draw(st.sampled_from([0.0, 0.01, 3.0])))
+    return replace(timeline, dp_exposed_s=draw(st.sampled_from([0.0, 0.5])))
 
 
 def by_key(found: list[Block]) -> dict[tuple[str, int, int, int], Block]:

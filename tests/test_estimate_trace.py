@@ -111,7 +111,8 @@ def test_compute_and_communication_of_all_passes_are_the_stages(timeline: Timeli
         assert compute / 3 == pytest.approx(exposed, rel=1e-6, abs=10)
 
 
-def test_of_a_long_step_the_middle_is_said_to_be_left_out(tmp_path: Path) -> None:
+def test_of_a_long_step_the_middle_is_said_to_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlapkit.render.estimate_trace._MOST_BLOCKS", 1_000)
     trace = written(estimate_with(timeline_of(2, 10**6), step_time_s=4e6), tmp_path / "step.json")
     spans = [
         (event["ts"], event["ts"] + event["dur"]) for event in complete(trace) if event["pid"] == event["tid"] == 0

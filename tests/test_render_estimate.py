@@ -18,7 +18,8 @@ from overlapkit.cost.result import Estimate
 from overlapkit.errors import RecipeError
 from overlapkit.render.estimate import print_estimate
 from overlapkit.render.estimate_csv import to_csv
-from overlapkit.render.estimate_parts import pieces, seconds_text, short_seconds
+from overlapkit.render.estimate_parts import AXES, pieces, seconds_text, short_seconds
+from overlapkit.volume.placement import AXES as AXES_OF_GROUPS
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = estimate_with(timeline_of(2, 4))
@@ -64,6 +65,10 @@ def test_seconds_have_the_decimals_of_the_step(seconds: float, step: float, text
 )
 def test_seconds_in_three_digits(seconds: float, text: str) -> None:
     assert short_seconds(seconds) == text
+
+
+def test_every_axis_of_a_volume_has_a_name() -> None:
+    assert set(AXES) == set(AXES_OF_GROUPS.values())
 
 
 def test_pieces_are_the_step() -> None:

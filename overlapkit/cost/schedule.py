@@ -98,10 +98,11 @@ def blocks(timeline: Timeline) -> Iterator[Block]:
     waiting = [deque(order(stage, stages, chunks, microbatches)) for stage in range(stages)]
     free = [0.0] * stages
     inputs = _Inputs(stages * chunks, microbatches, timeline.p2p_s)
+    round_trip = [*range(stages), *reversed(range(stages))]  # the way of a microbatch, so that few rounds are needed
     while any(waiting):
         moved = False
-        for stage, passes in enumerate(waiting):
-            took = timeline.stages[stage]
+        for stage in round_trip:
+            passes, took = waiting[stage], timeline.stages[stage]
             while passes:
                 kind, chunk, microbatch = passes[0]
                 place = chunk * stages + stage
@@ -167,9 +168,9 @@ def schedule_of(timeline: Timeline, end_s: float, *, most_blocks: int) -> Schedu
     if left_out:
         fewer = _end(_in_order(replace(timeline, num_microbatches=shown - stages)))
         more = left_out / stages * (found_end - fewer)
-    scale = end_s / (found_end + more) if found_end else 0.0
+    scale = end_s / (found_end + more)
     cut = found_end / 2 if left_out else found_end
-    placed = tuple(_placed(block, scale, cut, more, left_out) for block in found)
+    placed = tuple(_placed(block, scale, end_s, cut, more, left_out) for block in found)
     gap = None
     if left_out:
         gap = Gap(microbatches=left_out, start_s=scale * cut, end_s=scale * (cut + more))
@@ -184,12 +185,11 @@ def _end(found: Sequence[Block]) -> float:
     return max(chain((block.end_s for block in found), (0.0,)))
 
 
-def _placed(block: Block, scale: float, cut: float, more: float, left_out: int) -> Block:
+def _placed(block: Block, scale: float, end_s: float, cut: float, more: float, left_out: int) -> Block:
     """A block of the whole step: what starts after the cut comes later, with later microbatches."""
-    if block.start_s < cut:
-        return block._replace(start_s=block.start_s * scale, end_s=block.end_s * scale)
+    later, shift = (left_out, more) if block.start_s >= cut else (0, 0.0)
     return block._replace(
-        microbatch=block.microbatch + left_out,
-        start_s=(block.start_s + more) * scale,
-        end_s=(block.end_s + more) * scale,
+        microbatch=block.microbatch + later,
+        start_s=(block.start_s + shift) * scale,
+        end_s=min((block.end_s + shift) * scale, end_s),  # the last ends there, whatever was rounded
     )

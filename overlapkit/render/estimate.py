@@ -89,7 +89,7 @@ def _lines(estimate: Estimate) -> Iterator[Line]:
     yield Line("Where the time goes", ("message", "total", "hidden", "exposed", "of the step"), "bold")
     for axis, time in ordered_groups(estimate):
         both = (seconds_text(time.total_s, step), seconds_text(time.hidden_s, step))
-        yield Line(f"  {AXES.get(axis, axis)}", (human(time.message_bytes), *both, *cells(time.exposed_s)), "cyan")
+        yield Line(f"  {AXES[axis]}", (human(time.message_bytes), *both, *cells(time.exposed_s)), "cyan")
     for field, seconds in parts_of(estimate).items():
         remark = f", {_WAITS[field]}" if field in _WAITS and seconds >= LITTLE * step else ""
         yield Line(f"  {PARTS[field]}{remark}", ("", "", "", *cells(seconds)))
@@ -115,7 +115,7 @@ def _saves(estimate: Estimate, out: Console) -> None:
 
 def worth(saving: Saving) -> tuple[str, str]:
     """What a saving is worth in words, and their style."""
-    if saving.share < 0:
+    if round(saving.share, 3) < 0:
         return "the step takes longer with it", "red"
     if saving.share < LITTLE:
         return "of little value", "yellow"

@@ -9,6 +9,7 @@ from overlapkit.cost.result import Estimate, GroupTime
 from overlapkit.cost.schedule import Schedule, schedule_of
 from overlapkit.errors import RecipeError
 
+# The axes of a volume.
 AXES = {
     "tp": "TP",
     "cp": "CP",
@@ -34,8 +35,9 @@ _ROUNDING = 1e-9  # of a step
 
 
 class Piece(NamedTuple):
-    """A part of a step: its name for people and its seconds, which add up to the step."""
+    """A part of a step: its field or axis, its name for people, and its seconds, which add up to the step."""
 
+    key: str
     name: str
     seconds: float
 
@@ -49,16 +51,14 @@ def parts_of(estimate: Estimate) -> dict[str, float]:
 def pieces(estimate: Estimate) -> Iterator[Piece]:
     """All of the step: compute and waiting, then what each axis leaves exposed."""
     for field, seconds in parts_of(estimate).items():
-        yield Piece(PARTS[field], seconds)
+        yield Piece(field, PARTS[field], seconds)
     for axis, time in ordered_groups(estimate):
-        yield Piece(f"{AXES.get(axis, axis)} exposed", time.exposed_s)
+        yield Piece(axis, f"{AXES[axis]} exposed", time.exposed_s)
 
 
 def ordered_groups(estimate: Estimate) -> list[tuple[str, GroupTime]]:
     """Groups in the order of the axes above, whatever order the volume has them in."""
-    places = list(AXES)
-    known = sorted(estimate.groups, key=lambda axis: places.index(axis) if axis in AXES else len(places))
-    return [(axis, estimate.groups[axis]) for axis in known]
+    return [(axis, estimate.groups[axis]) for axis in AXES if axis in estimate.groups]
 
 
 def short_seconds(seconds: float) -> str:

@@ -18,9 +18,23 @@ _MOST_PASSES = 128  # forward passes of a stage: more cannot be told apart
 _MOST_PATHS = 4_000  # blocks that are drawn one by one; more become a bitmap inside the picture
 _MOST_NUMBERED = 160  # blocks with room for their microbatch
 _LEAST_NAMED = 0.04  # of the step: a part with room for its share
-_COLOURS = ("#4c78a8", "#72b7b2", "#9ecae9", "#bab0ac", "#d9d9d9", "#54a24b")  # of compute and waiting
-_EXPOSED = ("#e45756", "#f58518", "#b279a2", "#ff9da6", "#eeca3b", "#9d755d", "#d67195", "#79706e")
-_FORWARD, _BACKWARD, _DATA, _OPTIMIZER = "#4c78a8", "#72b7b2", "#e45756", "#54a24b"
+_COLOURS = {
+    "gemm_s": "#4c78a8",
+    "attention_s": "#72b7b2",
+    "memory_bound_s": "#9ecae9",
+    "host_s": "#bab0ac",
+    "bubble_s": "#dddddd",
+    "optimizer_s": "#54a24b",
+    "tp": "#e45756",
+    "cp": "#ff9da6",
+    "ep": "#f58518",
+    "etp": "#eeca3b",
+    "pp": "#9d755d",
+    "dp": "#b279a2",
+    "expert_dp": "#d8b5d0",
+    "all": "#79706e",
+}
+_FORWARD, _BACKWARD = "#5254a3", "#d6a85c"
 
 
 def plot(estimate: Estimate, path: str) -> None:
@@ -54,8 +68,7 @@ def _draw(figure: Figure, estimate: Estimate, found: Schedule, rows: Sequence[in
     _draw_bar(places["bar"], estimate)
     parts = [places[half] for half in halves]
     for index, axes in enumerate(parts):
-        _draw_pipeline(axes, estimate, found, rows)
-        axes.set_xlim(*_limits(estimate, found, index))
+        _draw_pipeline(axes, estimate, found, rows, _limits(estimate, found, index))
     parts[-1].legend(*_legend(), fontsize=8, ncols=4, frameon=False, loc="upper right", bbox_to_anchor=(1, -0.12))
     parts[0].set_ylabel("pipeline stage")
     parts[0].set_title(_title(estimate, found, rows), fontsize=9, loc="left")
@@ -72,7 +85,7 @@ def _limits(estimate: Estimate, found: Schedule, index: int) -> tuple[float, flo
 def _title(estimate: Estimate, found: Schedule, rows: Sequence[int]) -> str:
     timeline = estimate.timeline
     stages = len(timeline.stages)
-    parts = [f"{timeline.num_microbatches:,} microbatches on {stages:,} stages"]
+    parts = [f"{timeline.num_microbatches:,} microbatches on {stages:,} stage{'s' if stages > 1 else ''}"]
     if timeline.vp > 1:
         parts.append(f"in {timeline.vp} chunks each (the lighter, the later)")
     if found.gap is not None:
@@ -87,11 +100,10 @@ def _title(estimate: Estimate, found: Schedule, rows: Sequence[int]) -> str:
 
 def _draw_bar(axes: Any, estimate: Estimate) -> None:
     step, left = estimate.step_time_s, 0.0
-    compute = len(estimate.parts.to_dict())
-    for index, piece in enumerate(pieces(estimate)):
+    for piece in pieces(estimate):
         if piece.seconds <= 0:
             continue
-        colour = _COLOURS[index] if index < compute else _EXPOSED[(index - compute) % len(_EXPOSED)]
+        colour = _COLOURS[piece.key]
         label = f"{plain_text(piece.name)} {short_seconds(piece.seconds)}"
         axes.barh([0], [piece.seconds], 0.5, left=left, color=colour, edgecolor="white", linewidth=0.5, label=label)
         if piece.seconds >= _LEAST_NAMED * step:
@@ -119,22 +131,31 @@ def _time(value: float, _: Any) -> str:
 # --- the pipeline ----------------------------------------------------------------------------------
 
 
-def _draw_pipeline(axes: Any, estimate: Estimate, found: Schedule, rows: Sequence[int]) -> None:
+def _draw_pipeline(
+    axes: Any, estimate: Estimate, found: Schedule, rows: Sequence[int], limits: tuple[float, float]
+) -> None:
+    """A row per stage; of the passes, those between ``limits``."""
+    from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgb
 
     place = {stage: row for row, stage in enumerate(rows)}
-    blocks = [block for block in found.blocks if block.stage in place]
-    chunks = estimate.timeline.vp
-    colours = {"forward": to_rgb(_FORWARD), "backward": to_rgb(_BACKWARD)}
-    for row, stage in enumerate(rows):
-        own = [block for block in blocks if block.stage == stage]
-        spans = [(block.start_s, block.end_s - block.start_s) for block in own]
-        faces = [_lighter(colours[block.kind], block.chunk / chunks) for block in own]
-        style: dict[str, Any] = {"edgecolors": "white", "linewidth": 0.4} if len(blocks) <= _MOST_PATHS else {}
-        axes.broken_barh(spans, (row - 0.42, 0.84), facecolors=faces, rasterized=len(blocks) > _MOST_PATHS, **style)
-        _draw_tail(axes, estimate, found, row)
+    start, end = limits
+    blocks = [block for block in found.blocks if block.stage in place and block.start_s < end and block.end_s > start]
+    chunks, colours = estimate.timeline.vp, {"forward": to_rgb(_FORWARD), "backward": to_rgb(_BACKWARD)}
+    corners = [_corners(block.start_s, block.end_s, place[block.stage]) for block in blocks]
+    faces = [_lighter(colours[block.kind], block.chunk / chunks) for block in blocks]
+    many = len(blocks) > _MOST_PATHS
+    style: dict[str, Any] = {"rasterized": True} if many else {"edgecolors": "white", "linewidths": 0.4}
+    axes.add_collection(PolyCollection(corners, facecolors=faces, **style))
+    optimizer_s = estimate.step_time_s - estimate.timeline.optimizer_s
+    for colour, first, last in (
+        (_COLOURS["dp"], found.end_s, optimizer_s),
+        (_COLOURS["optimizer_s"], optimizer_s, estimate.step_time_s),
+    ):
+        axes.add_collection(PolyCollection([_corners(first, last, row) for row in place.values()], facecolors=colour))
     if len(blocks) <= _MOST_NUMBERED:
         _number(axes, blocks, place)
+    axes.set_xlim(start, end)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     step = max(1, len(rows) // 16)
     axes.set_yticks(range(0, len(rows), step), [str(stage) for stage in rows[::step]], fontsize=8)
@@ -143,11 +164,9 @@ def _draw_pipeline(axes: Any, estimate: Estimate, found: Schedule, rows: Sequenc
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_tail(axes: Any, estimate: Estimate, found: Schedule, row: int) -> None:
-    optimizer_s = estimate.timeline.optimizer_s
-    start = estimate.step_time_s - optimizer_s
-    spans = [(found.end_s, start - found.end_s), (start, optimizer_s)]
-    axes.broken_barh(spans, (row - 0.42, 0.84), facecolors=[_DATA, _OPTIMIZER])
+def _corners(start: float, end: float, row: int) -> list[tuple[float, float]]:
+    top, bottom = row - 0.42, row + 0.42
+    return [(start, top), (end, top), (end, bottom), (start, bottom)]
 
 
 def _number(axes: Any, blocks: Sequence[Block], place: dict[int, int]) -> None:
@@ -164,5 +183,6 @@ def _lighter(colour: tuple[float, float, float], share: float) -> tuple[float, .
 def _legend() -> tuple[list[Any], list[str]]:
     from matplotlib.patches import Patch
 
-    names = {"forward": _FORWARD, "backward": _BACKWARD, "DP exposed": _DATA, "optimizer": _OPTIMIZER}
+    after = {"DP exposed": _COLOURS["dp"], "optimizer": _COLOURS["optimizer_s"]}
+    names = {"forward": _FORWARD, "backward": _BACKWARD, **after}
     return [Patch(color=colour) for colour in names.values()], list(names)

@@ -105,10 +105,10 @@ def events(estimate: Estimate, found: Schedule) -> Iterator[Event]:
     if found.gap is not None:
         yield from _left_out(found, len(timeline.stages))
     passes_ns = round(found.end_s * _NS)
-    optimizer_ns = round((estimate.step_time_s - timeline.optimizer_s) * _NS)
+    optimizer_ns = max(round((estimate.step_time_s - timeline.optimizer_s) * _NS), passes_ns)
     end_ns = round(estimate.step_time_s * _NS)
     for stage in range(len(timeline.stages)):
-        if optimizer_ns > passes_ns:
+        if timeline.dp_exposed_s > 0 and optimizer_ns > passes_ns:
             name = "gradient reduction and parameter gathers"
             yield Event(name, "communication", stage, "dp", passes_ns, optimizer_ns, {})
         if end_ns > optimizer_ns:
@@ -122,17 +122,18 @@ def _of_pass(block: Block, took: StageTime) -> Iterator[Event]:
     what = f"{block.kind} {block.microbatch}"
     place = {"microbatch": block.microbatch, "chunk": block.chunk}
     parts = {f"{name}_us": round(1e6 * scale * made_of[name], 3) for name in made_of if name in COMPUTE}
+    end = round(block.end_s * _NS)
     start, before = round(block.start_s * _NS), computed
-    middle = round((block.start_s + scale * before) * _NS)
+    middle = min(round((block.start_s + scale * before) * _NS), end)
     if middle > start:
         yield Event(what, block.kind, block.stage, "compute", start, middle, {**place, **parts})
     for axis, seconds in made_of.items():
         if axis in COMPUTE:
             continue
-        before += seconds
-        start, middle = middle, min(round((block.start_s + scale * before) * _NS), round(block.end_s * _NS))
+        before += max(seconds, 0.0)
+        start, middle = middle, min(round((block.start_s + scale * before) * _NS), end)
         if middle > start:
-            yield Event(f"{_axis(axis)}, {what}", "communication", block.stage, axis, start, middle, place)
+            yield Event(f"{AXES[axis]}, {what}", "communication", block.stage, axis, start, middle, place)
 
 
 def _made_of(took: StageTime, kind: str) -> Mapping[str, float]:
@@ -164,7 +165,7 @@ def tracks_of(timeline: Timeline) -> tuple[str, ...]:
     axes = {name for by in made_of for name, seconds in by.items() if name not in COMPUTE and seconds > 0}
     if timeline.dp_exposed_s > 0:
         axes.add("dp")
-    return ("compute", *sorted(axes, key=lambda axis: (list(AXES).index(axis) if axis in AXES else len(AXES), axis)))
+    return ("compute", *(axis for axis in AXES if axis in axes))
 
 
 def _names(timeline: Timeline, tracks: tuple[str, ...]) -> Iterator[dict[str, Any]]:
@@ -178,7 +179,7 @@ def _names(timeline: Timeline, tracks: tuple[str, ...]) -> Iterator[dict[str, An
         yield about("process_name", stage, 0, {"name": f"pipeline stage {stage} of {stages}"})
         yield about("process_sort_index", stage, 0, {"sort_index": stage})
         for thread, track in enumerate(tracks):
-            name = track if track == "compute" else f"{_axis(track)}, exposed"
+            name = track if track == "compute" else f"{AXES[track]}, exposed"
             yield about("thread_name", stage, thread, {"name": name})
             yield about("thread_sort_index", stage, thread, {"sort_index": thread})
 
@@ -194,7 +195,3 @@ def _complete(event: Event, tracks: tuple[str, ...]) -> dict[str, Any]:
         "dur": (event.end_ns - event.start_ns) / 1e3,
         "args": event.arguments,
     }
-
-
-def _axis(axis: str) -> str:
-    return AXES.get(axis, axis)
