@@ -5,8 +5,9 @@
     python scripts/fit_cost.py FOLDER --write       # and writes them into cost.yaml, with what they were fitted on
     python scripts/fit_cost.py FOLDER --intervals   # writes the 10th and 90th percentile of held-out errors by kind
 
-Robust least squares of log(predicted / measured) in the logarithms of the constants, with a weak pull to round first
-guesses: Gauss-Newton, damped, each case weighted by Huber's function. The constants of A100 and of memory, host and
+Robust least squares of log(predicted / measured) in the logarithms of the constants, with a pull to round first guesses
+(near what earlier fits gave), because what few models have in common does not tell every constant from the others:
+Gauss-Newton, damped, each case weighted by Huber's function. The constants of A100 and of memory, host and
 NICs come from vTrain; the others from Megatron-Bridge, with the former as they are.
 """
 
@@ -27,7 +28,7 @@ from overlapkit.cost.constants import Constants, load
 
 YAML = Path(__file__).resolve().parent.parent / "overlapkit" / "data" / "cost.yaml"
 HUBER = 0.1  # log error from which a case counts by its size, no longer by its square
-NOISE, PULL = 0.1, 0.5  # log error of a case; how far from the first guess a constant may be as easily
+PULL = 0.1  # a constant off its first guess by a factor of e weighs like this log error in every case
 ROUNDS = 12
 STEP = 0.01  # of the numeric derivatives, in logarithms
 REACH = 1.1  # logarithms: a constant stays within a factor of 3 of its first guess
@@ -144,7 +145,7 @@ def _weight(residual: float) -> float:
 
 def _loss(residuals: Sequence[float], place: Sequence[float]) -> float:
     cases = sum(r * r if abs(r) <= HUBER else HUBER * (2 * abs(r) - HUBER) for r in residuals)
-    return cases + sum((NOISE / PULL * x) ** 2 for x in place)
+    return cases + len(residuals) * sum((PULL * x) ** 2 for x in place)
 
 
 def _step(
@@ -152,7 +153,7 @@ def _step(
 ) -> list[float]:
     """The damped step of weighted least squares: (JᵀWJ + pull) d = -JᵀWr - pull x."""
     weights = [_weight(residual) for residual in residuals]
-    pull = (NOISE / PULL) ** 2
+    pull = len(residuals) * PULL**2
     size = len(place)
     matrix = [
         [sum(w * a * b for w, a, b in zip(weights, slopes[i], slopes[j], strict=True)) for j in range(size)]

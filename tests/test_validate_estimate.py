@@ -135,15 +135,13 @@ def measured_with(scripts: Scripts, cases: list[Any], constants: Any) -> list[An
 def test_a_fit_finds_the_constants_that_made_the_steps(scripts: Scripts) -> None:
     fit = scripts.fit
     cases = prepared(scripts, of_source("vtrain"))
-    wanted = {"gemm_in_situ.a100": 0.9, "host_unfused_s": 6e-4, "hbm_efficiency": 0.6}
+    wanted = {"gemm_in_situ.a100": 0.9, "host_unfused_s": 6e-4, "hbm_efficiency": 0.7}
     parameters = [parameter for parameter in fit.VTRAIN if parameter.name in wanted]
     truth = load()
     for parameter in parameters:
         truth = parameter.set(truth, wanted[parameter.name])
     found = fit.fit(measured_with(scripts, cases, truth), parameters, load())
-    assert fit.values_of(parameters, found) == pytest.approx(
-        wanted, rel=0.05
-    )  # the pull to the guess is weak, not none
+    assert fit.values_of(parameters, found) == pytest.approx(wanted, rel=0.05)  # short of them by the pull
 
 
 def test_a_constant_without_cases_keeps_its_first_guess(scripts: Scripts) -> None:
