@@ -46,11 +46,13 @@ def axes_of(
     rows: tuple[Row, ...],
     gather_width: float,
     known: dict[tuple[str, str, bool, float], float],
+    *,
+    split_messages: bool,
 ) -> dict[str, Axis]:
     """The seconds of one stage's rows by axis.
 
-    ``gather_width``: bytes of DP's all-gathers over those counted. ``known`` has the seconds of calls that another stage
-    makes too, and takes those that are new.
+    ``split_messages`` as in `Kernels`. ``gather_width``: bytes of DP's all-gathers over those counted. ``known`` has the
+    seconds of calls that another stage makes too, and takes those that are new.
     """
     found: dict[str, Axis] = {}
     for row in rows:
@@ -69,15 +71,23 @@ def axes_of(
             seconds = known.get(key)
             if seconds is None:
                 per_node = ranks_per_node(layout, row.group)
-                seconds = known[key] = _call_seconds(hardware, model, row, each, per_node)
+                seconds = known[key] = _call_seconds(
+                    hardware, model, row, each, per_node, split=split_messages and row.axis == "pp"
+                )
             _add(axis, row, share.phase, share.count * seconds)
     return found
 
 
-def _call_seconds(hardware: Hardware, model: Model, row: Row, message_bytes: float, per_node: int) -> float:
+def _call_seconds(
+    hardware: Hardware, model: Model, row: Row, message_bytes: float, per_node: int, *, split: bool
+) -> float:
     if row.op == "send":
         # A ring through several nodes waits in each of its steps for the slowest hop.
-        return point_to_point_seconds(hardware.link, message_bytes, between_nodes=per_node < row.size)
+        between_nodes, tp = per_node < row.size, model.mesh.tp
+        if not split or model.sequence_parallel:
+            return point_to_point_seconds(hardware.link, message_bytes, between_nodes=between_nodes)
+        part = point_to_point_seconds(hardware.link, message_bytes / tp, between_nodes=between_nodes)
+        return part + collective_seconds(hardware.link, "all_gather", message_bytes, tp, tp)
     if row.axis == "ep" and not row.observable and model.experts is not None:
         return dispatch_seconds(hardware.link, message_bytes, model.experts.topk, row.size, per_node)
     return collective_seconds(hardware.link, row.op, message_bytes, row.size, per_node)

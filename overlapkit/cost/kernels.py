@@ -15,26 +15,34 @@ _UNFUSED_BACKENDS = ("unfused", "local")
 class Kernels:
     """``short_windows`` is the share of layers whose attention looks back no further than a window.
 
-    ``captured``: CUDA graphs hold parts of the layers, or the whole iteration.
+    ``captured``: CUDA graphs hold parts of the layers, or the whole iteration. ``split_messages``: the TP ranks of a
+    pipeline stage each send a part of what all of them hold, and gather it on the other side.
     """
 
     unfused_attention: bool
     short_windows: float
     fused_experts: bool
     captured: Literal["none", "parts", "all"]
+    split_messages: bool
 
 
 def kernels_of(facts: Facts) -> Kernels:
-    """Source: megatron-core transformer/transformer_config.py, whose defaults hold for what the recipe leaves out."""
+    """Source: megatron-core transformer/transformer_config.py, whose defaults hold for what the recipe leaves out.
+
+    Layers without fused attention under Megatron-LM stand for its releases of 2021, which split messages
+    (``scatter_gather_tensors_in_pipeline``).
+    """
     model, others = facts.recipe.model, facts.recipe.others.get("model", {})
     backend = str(others.get("attention_backend") or "auto").lower().rpartition(".")[2]
     local = model.transformer_impl == "local" or facts.versions.transformer_engine is None
+    unfused = backend in _UNFUSED_BACKENDS or (local and backend == "auto")
     parts = facts.graph_impl != "none" and not facts.full_iteration_graph
     return Kernels(
-        unfused_attention=backend in _UNFUSED_BACKENDS or (local and backend == "auto"),
+        unfused_attention=unfused,
         short_windows=_short_windows(others),
         fused_experts=bool(others.get("use_transformer_engine_op_fuser")),
         captured="all" if facts.full_iteration_graph else "parts" if parts else "none",
+        split_messages=unfused and facts.megatron_lm,
     )
 
 

@@ -124,7 +124,7 @@ def stage_work(
         )
     ends_forward, ends_backward = _ends(hardware, model, stage, predicted)
     dense, expert = held_parameters(model, found, stage)
-    axes = axes_of(hardware, model, layout, rows, gather_width, known)
+    axes = axes_of(hardware, model, layout, rows, gather_width, known, split_messages=kernels.split_messages)
     return StageWork(
         layers_forward=forward,
         layers_backward=backward,
