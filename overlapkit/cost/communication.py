@@ -51,8 +51,8 @@ def axes_of(
 ) -> dict[str, Axis]:
     """The seconds of one stage's rows by axis.
 
-    ``split_messages`` as in `Kernels`. ``gather_width``: bytes of DP's all-gathers over those counted. ``known`` has the
-    seconds of calls that another stage makes too, and takes those that are new.
+    ``split_messages`` as in `Kernels`. ``gather_width``: bytes of DP's all-gathers over those counted. ``known`` has
+    the seconds of calls that another stage makes too, and takes those that are new.
     """
     found: dict[str, Axis] = {}
     for row in rows:

@@ -31,7 +31,7 @@ def model_flops_per_token(model: Model, kernels: Kernels) -> float:
 def _attention(model: Model) -> float:
     latent, heads, hidden = model.latent_attention, model.heads, model.hidden
     if latent is None:
-        return hidden * (2 * heads + 2 * model.kv_heads) * model.head_dim
+        return hidden * ((3 if model.gated_attention else 2) * heads + 2 * model.kv_heads) * model.head_dim
     query = latent.query
     rank = latent.q_lora_rank
     queries = hidden * heads * query if rank is None else rank * (hidden + heads * query)

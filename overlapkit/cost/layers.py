@@ -58,7 +58,8 @@ def attention_sublayer(hardware: Hardware, constants: Constants, model: Model, k
     latent, heads = model.latent_attention, model.heads / tp
     linears: tuple[Linear, ...]
     if latent is None:
-        widths = (model.heads + 2 * model.kv_heads) * model.head_dim / tp
+        queries = (2 if model.gated_attention else 1) * model.heads
+        widths = (queries + 2 * model.kv_heads) * model.head_dim / tp
         channels, launched = float(model.head_dim), _ATTENTION_KERNELS
         linears = (
             _linear(hardware, model, "qkv", tokens, model.hidden, widths),
