@@ -3,9 +3,9 @@
     python scripts/bench_search.py [--workers 2] [--limit 20000] [RECIPE ...]
 
 A layout is one parallel layout with one setting of its overlaps and one kind of recomputation; it is refused by a rule,
-too large, or timed. Given per recipe: wall time of the whole search by ``--workers`` processes, starting them included;
-then, in one process, the processor time per layout and per one that was timed (the whole time over those alone), so that
-other work on the machine does not count. Exits with 1 where processors for ``--workers`` would judge fewer than
+too large, or ranked. Given per recipe: wall time of the whole search by ``--workers`` processes, starting them
+included; then, in one process, the processor time per layout and the whole time over the layouts that were ranked, so
+that other work on the machine does not count. Exits with 1 where processors for ``--workers`` would judge fewer than
 ``--limit`` layouts a second.
 """
 
@@ -40,10 +40,10 @@ def bench(path: Path, workers: int) -> float:
     refused, too_large = ranking.refused.total(), ranking.too_large.total()
     print(
         f"  {path.stem:<24} {ranking.judged:>9,} layouts: {refused:,} refused, {too_large:,} too large, "
-        f"{ranking.timed:,} timed\n"
+        f"{ranking.ranked:,} ranked\n"
         f"  {'':<24} wall {wall:6.1f} s, {ranking.judged / wall:9,.0f} a second\n"
         f"  {'':<24} processor {1e6 * processor / ranking.judged:5.1f} us a layout, "
-        f"{1e6 * processor / max(ranking.timed, 1):5.1f} us a timed one: {rate:,.0f} a second on {workers} cores"
+        f"{1e6 * processor / max(ranking.ranked, 1):5.1f} us a ranked one: {rate:,.0f} a second on {workers} cores"
     )
     return rate
 

@@ -62,7 +62,7 @@ def test_text_shows_the_fastest_the_front_and_what_became_of_the_others() -> Non
     start = lines.index("Fastest, each with the overlaps that are best for it")
     assert [line.split()[1] for line in lines[start + 2 : start + 5]] == ["s"] * 3
     assert "Less memory: the fastest layout for each" in lines
-    assert any(line.endswith("  timed") for line in lines)
+    assert any(line.endswith("  legal and fit the memory") for line in lines)
     assert "Memory may be 10% above what is predicted" in text
 
 
@@ -71,7 +71,7 @@ def test_json_has_times_memory_layouts_and_overrides() -> None:
     assert found["schema_version"] == 1 and not found["interrupted"]
     assert len(found["best"]) == 2 and len(found["front"]) > 2
     counts = found["layouts"]
-    assert counts["judged"] == counts["timed"] + sum(counts["too_large"].values()) + sum(counts["refused"].values())
+    assert counts["judged"] == counts["ranked"] + sum(counts["too_large"].values()) + sum(counts["refused"].values())
     best = found["best"][0]
     assert best["interval_s"][0] < best["step_time_s"] < best["interval_s"][1]
     assert best["memory"]["total"] * 1.1 <= found["memory_bytes"]

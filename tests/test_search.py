@@ -206,8 +206,17 @@ def test_every_layout_is_counted_once(path: Path) -> None:
     space, ranking = space_of(derive(load_recipe(path)), SIZES[path]), judged_of(path)
     every = sum(len(overlaps_of(point)) for point in space.points(0, space.size) for _ in space.layouts(point))
     assert ranking.judged == every
-    assert min(ranking.timed, ranking.refused.total(), ranking.too_large.total()) > 0
+    assert min(ranking.ranked, ranking.refused.total(), ranking.too_large.total()) > 0
     assert ranking.points == space.size
+
+
+def test_what_compute_alone_makes_too_slow_is_not_looked_at_further_and_changes_nothing() -> None:
+    recipe = load_recipe(MIXTRAL)
+    judge = Judge(recipe, space_of(derive(recipe), SIZES[MIXTRAL]), 5)
+    few = judge.judge(0, 1_000)
+    assert few.best == judged_of(MIXTRAL).best[:5]
+    assert few.front == judged_of(MIXTRAL).front
+    assert few.ranked == judged_of(MIXTRAL).ranked
 
 
 def test_a_layout_stands_once_with_the_overlaps_that_are_best_for_it() -> None:
@@ -231,7 +240,7 @@ def test_several_processes_come_to_the_same_as_one(monkeypatch: pytest.MonkeyPat
     space = space_of(derive(recipe), {**SIZES[MIXTRAL], "tp": "1", "pp": "4"})
     one, _ = judged(recipe, space, keep=20, workers=1, report=quiet)
     two, interrupted = judged(recipe, space, keep=20, workers=2, report=quiet)
-    assert two == one and not interrupted and one.timed > 0
+    assert two == one and not interrupted and one.ranked > 0
 
 
 # --- ranking -------------------------------------------------------------------------------------
@@ -278,7 +287,7 @@ def test_what_is_shown_is_legal_fits_and_is_ranked() -> None:
         assert each.memory.total <= most_allowed(capacity_of(facts) or 0.0)
     memories = [each.memory.total for each in result.front]
     assert memories == sorted(memories, reverse=True)
-    assert result.judged == result.timed + sum(result.refused.values()) + sum(result.too_large.values())
+    assert result.judged == result.ranked + sum(result.refused.values()) + sum(result.too_large.values())
 
 
 def test_the_model_and_the_global_batch_stay() -> None:

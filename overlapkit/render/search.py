@@ -98,10 +98,10 @@ def _seconds(value: float) -> str:
 
 
 def _counts(found: Search, out: Console) -> None:
-    timed = f"{found.timed:>13,}  timed"
+    ranked = f"{found.ranked:>13,}  legal and fit the memory"
     if found.interrupted:
-        timed += f" before the interruption, {found.points:,} of {found.all_points:,} points of the space"
-    out.print(timed)
+        ranked += f" before the interruption, {found.points:,} of {found.all_points:,} points of the space"
+    out.print(ranked)
     for reason, count in found.too_large.items():
         out.print(f"{count:>13,}  {reason}")
     refused = list(found.refused.items())

@@ -94,7 +94,7 @@ def search(
         memory_error=memory_constants().error,
         best=best,
         front=front,
-        timed=ranking.judged - refused.total() - ranking.too_large.total(),
+        ranked=ranking.judged - refused.total() - ranking.too_large.total(),
         refused=dict(refused.most_common()),
         too_large=dict(ranking.too_large),
         points=ranking.points,

@@ -1,4 +1,4 @@
-"""A part of the space, layout by layout: refused, too large, or timed."""
+"""A part of the space, layout by layout: refused, too large, or ranked."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from overlapkit.cost.memory import (
 )
 from overlapkit.cost.step import Switches, step_seconds
 from overlapkit.facts import Facts
+from overlapkit.plan import Plan
 from overlapkit.recipe import Recipe
 from overlapkit.recipe.place import Place
 from overlapkit.search.feasible import Rules
@@ -38,6 +39,7 @@ class Judge:
         self._timing = Timing(self._rules)
         self._storage = storage_of(self._rules.facts)
         self._most = most_allowed(_capacity(self._rules.facts))
+        self._seen = Ranking(keep)
         self._held: dict[Hashable, tuple[Held, ...]] = {}
         self._kept: dict[Hashable, Kept] = {}
 
@@ -69,6 +71,7 @@ class Judge:
         best: dict[tuple[bool, bool], tuple[float, Overlaps]] = {}
         seconds: dict[Switches, float] = {}
         work = None
+        hopeless = self._hopeless(layout, allowed.plan, sizes[False, False])
         for overlaps in allowed.overlaps:
             kind = (overlaps.tp_comm_overlap, overlaps.overlap_moe_expert_parallel_comm)
             if kind not in sizes:
@@ -76,19 +79,24 @@ class Judge:
             if sizes[kind] > self._most:
                 ranking.too_large[TOO_LARGE] += 1
                 continue
+            ranking.ranked += 1
+            if hopeless:
+                continue
             if work is None:
                 work = self._timing.work(layout, allowed.plan)
             switches = Switches(*overlaps[:5])
             if switches not in seconds:
                 seconds[switches] = step_seconds(work, switches)
-            ranking.timed += 1
             if kind not in best or seconds[switches] < best[kind][0]:
                 best[kind] = (seconds[switches], overlaps)
         candidates = [Candidate(took, sizes[kind], layout, overlaps) for kind, (took, overlaps) in best.items()]
-        if candidates:
-            ranking.add_best(min(candidates))
-        for candidate in candidates:
-            ranking.add_to_front(candidate)
+        for seen in (ranking, self._seen):
+            seen.take(candidates)
+
+    def _hopeless(self, layout: Layout, plan: Plan, memory: float) -> bool:
+        """Whether compute alone takes too long for the best and the front of what this process has judged."""
+        layers = max((held.layers for held in self._held_of(layout)), key=sum)
+        return self._seen.beats(self._timing.least_seconds(layout, plan, layers), memory)
 
     # --- memory -------------------------------------------------------------------------------
 

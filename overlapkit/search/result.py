@@ -48,7 +48,7 @@ class Found:
 class Search:
     """The best layouts, and the Pareto front of time against memory, which falls as time rises.
 
-    ``refused`` and ``too_large`` count layouts by reason; ``timed`` were legal and fit. ``points`` of ``all_points``
+    ``refused`` and ``too_large`` count layouts by reason; ``ranked`` were legal and fit. ``points`` of ``all_points``
     were looked at: fewer where it was interrupted. ``memory_error`` is the share by which memory may exceed its
     estimate, room that every layout leaves.
     """
@@ -59,7 +59,7 @@ class Search:
     memory_error: float
     best: tuple[Found, ...]
     front: tuple[Found, ...]
-    timed: int
+    ranked: int
     refused: Mapping[str, int]
     too_large: Mapping[str, int]
     points: int
@@ -68,7 +68,7 @@ class Search:
 
     @property
     def judged(self) -> int:
-        return self.timed + sum(self.refused.values()) + sum(self.too_large.values())
+        return self.ranked + sum(self.refused.values()) + sum(self.too_large.values())
 
     def to_dict(self) -> dict[str, Any]:
         """The form of ``--format json``."""
@@ -81,7 +81,7 @@ class Search:
             "interrupted": self.interrupted,
             "layouts": {
                 "judged": self.judged,
-                "timed": self.timed,
+                "ranked": self.ranked,
                 "too_large": dict(self.too_large),
                 "refused": dict(self.refused),
             },

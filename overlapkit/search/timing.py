@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from overlapkit.cost.constants import load
 from overlapkit.cost.hardware import hardware_of
 from overlapkit.cost.kernels import kernels_of
+from overlapkit.cost.layers import Sublayer
 from overlapkit.cost.stage import StageWork, Sublayers, stage_work, sublayers_of
 from overlapkit.cost.step import Work
 from overlapkit.plan import Plan
@@ -64,12 +65,25 @@ class Timing:
     def work(self, layout: Layout, plan: Plan) -> Work:
         """The work of a step of a layout that is legal with the settings of ``plan``, those of its kind."""
         sizes, model = self._sizes(layout, plan), self._model(layout, plan)
-        sublayers = self._layers(layout, sizes, model)
+        sublayers = self._layers(layout, plan)
         works = tuple(
             self._stage(sizes, model, sublayers, stage, data)
             for stage, data in zip(sizes.stages, sizes.data[id(plan)], strict=True)
         )
         return Work(self._hardware, self._constants, model, self.kernels, works, sizes.which, self._assumed)
+
+    def least_seconds(self, layout: Layout, plan: Plan, layers: tuple[int, int]) -> float:
+        """What a step takes at least: the compute of a stage's ``layers``, dense and MoE, for every microbatch."""
+        attention, mlp, moe = self._layers(layout, plan)
+        again = 2.0 if self._recomputes[layout.recompute].full == "uniform" else 1.0
+
+        def each(sublayer: Sublayer) -> float:
+            return again * sublayer.forward.total + sublayer.backward.total
+
+        seconds = sum(layers) * each(attention[0]) + layers[0] * each(mlp[0])
+        if moe is not None:
+            seconds += layers[1] * each(moe[0])
+        return self._rules.microbatches(layout.point) * seconds
 
     def _model(self, layout: Layout, plan: Plan) -> Model:
         model = self._sizes(layout, plan).models[id(plan)]
@@ -122,13 +136,14 @@ class Timing:
             known={},
         )
 
-    def _layers(self, layout: Layout, sizes: _Sizes, model: Model) -> Sublayers:
+    def _layers(self, layout: Layout, plan: Plan) -> Sublayers:
         point = layout.point
-        key = (point.tp, point.cp, point.ep, model.mesh.etp, point.micro_batch_size, layout[1:])
+        key = (point.tp, point.cp, point.ep, self._rules.expert_tp(point), point.micro_batch_size, layout[1:])
         if key not in self._sublayers:
+            model, ranks = self._model(layout, plan), self._sizes(layout, plan).ranks
             configuration = self._rules.configuration(layout)
             self._sublayers[key] = sublayers_of(
-                self._hardware, self._constants, model, self.kernels, sizes.ranks, configuration
+                self._hardware, self._constants, model, self.kernels, ranks, configuration
             )
         return self._sublayers[key]
 
