@@ -31,6 +31,7 @@ HUBER = 0.1  # log error from which a case counts by its size, no longer by its 
 PULL = 0.1  # a constant off its first guess by a factor of e weighs like this log error in every case
 ROUNDS = 12
 STEP = 0.01  # of the numeric derivatives, in logarithms
+NOT_MEASURED = "not_measured"  # its interval is for what no case is like, and stays as assumed
 REACH = 1.1  # logarithms: a constant stays within a factor of 3 of its first guess
 
 
@@ -268,7 +269,7 @@ def main() -> int:
     if arguments.intervals:
         found = intervals(constants, vtrain, bridge)
         print("\n".join(f"{kind:16} {low:.2f} to {high:.2f}  {cases}" for kind, (low, high, cases) in found.items()))
-        text = with_intervals(text, {kind: value for kind, value in found.items() if value[2] >= 5})
+        text = with_intervals(text, {kind: value for kind, value in found.items() if kind != NOT_MEASURED})
     if arguments.write or arguments.intervals:
         YAML.write_text(text, encoding="utf-8")
     return 0
