@@ -58,9 +58,11 @@ def test_seconds_have_the_decimals_of_the_step(seconds: float, step: float, text
         (12345.6, "12,346 s"),
         (999.9, "1,000 s"),
         (27.667, "27.7 s"),
-        (1.0, "1 s"),
+        (1.0, "1.00 s"),
+        (14.98, "15.0 s"),
+        (109.7, "110 s"),
         (0.0123, "12.3 ms"),
-        (4.5e-6, "4.5 µs"),
+        (4.5e-6, "4.50 µs"),
     ],
 )
 def test_seconds_in_three_digits(seconds: float, text: str) -> None:
@@ -82,11 +84,11 @@ def test_the_step_and_its_rates_come_first() -> None:
     head = text_of(PLAIN).splitlines()
     assert head[0] == "recipes/by_hand.yaml  an optimizer step, estimated"
     assert head[4:9] == [
-        "20 s per step",
-        "  interval               16 s to 25 s  80 % of held-out steps of MoE models under CUDA graphs lie in it",
-        "  tokens/s per GPU       6,554         2,097,152 tokens in a step",
-        "  model TFLOP/s per GPU  412.3         without what is computed twice",
-        "  MFU                    41.7 %        of the dense rate of h100 in the precision of the GEMMs",
+        "20.0 s per step",
+        "  interval               16.0 s to 25.0 s  80 % of held-out steps of MoE models under CUDA graphs lie in it",
+        "  tokens/s per GPU       6,554             2,097,152 tokens in a step",
+        "  model TFLOP/s per GPU  412.3             without what is computed twice",
+        "  MFU                    41.7 %            of the dense rate of h100 in the precision of the GEMMs",
     ]
 
 
@@ -195,8 +197,8 @@ def svg_of(estimate: Estimate, folder: Path) -> list[str]:
 @with_matplotlib
 def test_a_picture_has_the_step_its_parts_and_every_pass(tmp_path: Path) -> None:
     texts = svg_of(PLAIN, tmp_path)
-    assert "recipes/by_hand.yaml: 20 s per step (16 s to 25 s)" in texts
-    assert {"GEMM 11.2 s", "attention 4 s", "TP exposed 3 s", "DP exposed 500 ms", "56 %", "20 %"} <= set(texts)
+    assert "recipes/by_hand.yaml: 20.0 s per step (16.0 s to 25.0 s)" in texts
+    assert {"GEMM 11.2 s", "attention 4.00 s", "TP exposed 3.00 s", "DP exposed 500 ms", "56 %", "20 %"} <= set(texts)
     assert "4 microbatches on 2 stages" in texts
     assert [texts.count(str(microbatch)) for microbatch in (2, 3)] == [4, 4]  # forward and backward on two stages
 

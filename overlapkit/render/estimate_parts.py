@@ -66,7 +66,8 @@ def short_seconds(seconds: float) -> str:
     if seconds >= 999.5:
         return f"{seconds:,.0f} s"
     unit, factor = next((each for each in _UNITS if seconds * each[1] >= 1), _UNITS[-1])
-    return f"{seconds * factor:.3g} {unit}"
+    digits = f"{seconds * factor:#.3g}".removesuffix(".")  # 15.0, so that a figure and its interval are as precise
+    return f"{digits} {unit}"
 
 
 def seconds_text(seconds: float, step_s: float) -> str:

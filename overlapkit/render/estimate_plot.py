@@ -69,7 +69,9 @@ def _draw(figure: Figure, estimate: Estimate, found: Schedule, rows: Sequence[in
     parts = [places[half] for half in halves]
     for index, axes in enumerate(parts):
         _draw_pipeline(axes, estimate, found, rows, _limits(estimate, found, index))
-    parts[-1].legend(*_legend(), fontsize=8, ncols=4, frameon=False, loc="upper right", bbox_to_anchor=(1, -0.12))
+    parts[-1].legend(
+        *_legend(estimate), fontsize=8, ncols=4, frameon=False, loc="upper right", bbox_to_anchor=(1, -0.12)
+    )
     parts[0].set_ylabel("pipeline stage")
     parts[0].set_title(_title(estimate, found, rows), fontsize=9, loc="left")
 
@@ -125,7 +127,7 @@ def _draw_bar(axes: Any, estimate: Estimate) -> None:
 
 
 def _time(value: float, _: Any) -> str:
-    return short_seconds(value) if value else "0"
+    return f"{value:g} s" if value >= 1 or not value else f"{1e3 * value:g} ms"
 
 
 # --- the pipeline ----------------------------------------------------------------------------------
@@ -172,7 +174,9 @@ def _corners(start: float, end: float, row: int) -> list[tuple[float, float]]:
 def _number(axes: Any, blocks: Sequence[Block], place: dict[int, int]) -> None:
     for block in blocks:
         middle = (block.start_s + block.end_s) / 2
-        axes.text(middle, place[block.stage], str(block.microbatch), ha="center", va="center", fontsize=6, clip_on=True)
+        style = {"ha": "center", "va": "center", "fontsize": 6, "clip_on": True}
+        colour = "white" if block.kind == "forward" and block.chunk == 0 else "black"
+        axes.text(middle, place[block.stage], str(block.microbatch), color=colour, **style)
 
 
 def _lighter(colour: tuple[float, float, float], share: float) -> tuple[float, ...]:
@@ -180,9 +184,12 @@ def _lighter(colour: tuple[float, float, float], share: float) -> tuple[float, .
     return tuple(part + (1 - part) * 0.6 * share for part in colour)
 
 
-def _legend() -> tuple[list[Any], list[str]]:
+def _legend(estimate: Estimate) -> tuple[list[Any], list[str]]:
+    """What is drawn, and no more."""
     from matplotlib.patches import Patch
 
-    after = {"DP exposed": _COLOURS["dp"], "optimizer": _COLOURS["optimizer_s"]}
-    names = {"forward": _FORWARD, "backward": _BACKWARD, **after}
+    names = {"forward": _FORWARD, "backward": _BACKWARD}
+    if estimate.timeline.dp_exposed_s > 0:
+        names["DP exposed"] = _COLOURS["dp"]
+    names["optimizer"] = _COLOURS["optimizer_s"]
     return [Patch(color=colour) for colour in names.values()], list(names)
