@@ -12,13 +12,13 @@ _NOT_MEASURED = "not_measured"
 
 def kind_of(facts: Facts, work: Work) -> str:
     """The kind of case: a key of ``intervals`` in ``data/cost.yaml``."""
-    if work.hardware.gpu.name not in work.constants.measured_gpus or work.model.fsdp:
+    kernels, dense = work.kernels, work.model.experts is None
+    if work.hardware.gpu.name not in work.constants.measured_gpus:
         return _NOT_MEASURED
-    if work.kernels.unfused_attention:
-        return "dense_unfused" if work.model.experts is None else _NOT_MEASURED
-    if work.model.experts is None:
-        return "dense"
-    return "moe_eager" if work.kernels.captured == "none" else "moe"
+    if not dense:
+        unknown = kernels.unfused_attention or work.model.fsdp
+        return _NOT_MEASURED if unknown else "moe_eager" if kernels.captured == "none" else "moe"
+    return "dense_fsdp" if work.model.fsdp else "dense_unfused" if kernels.unfused_attention else "dense"
 
 
 def interval_of(constants: Constants, kind: str) -> tuple[float, float]:

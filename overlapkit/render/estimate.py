@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # What the interval was measured on, by kind: the ``intervals`` of data/cost.yaml.
 _MEASURED_ON = {
     "dense": "dense models",
+    "dense_fsdp": "dense models under FSDP",
     "dense_unfused": "dense models with unfused attention",
     "moe": "MoE models under CUDA graphs",
     "moe_eager": "MoE models without CUDA graphs",
