@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -22,16 +20,14 @@ from overlapkit.recipe import load_recipe, recipe_from_mapping
 from overlapkit.resolver import plan
 from overlapkit.search.changes import balanced_stages, changed, changed_mapping, changes_of
 from overlapkit.search.feasible import Rules
-from overlapkit.search.find import NothingFound, Source, read_source, search
+from overlapkit.search.find import NothingFound, read_source, search
 from overlapkit.search.judge import Judge
 from overlapkit.search.ranges import recomputes_of, sizes_of, space_of
 from overlapkit.search.ranking import Candidate, Ranking
 from overlapkit.search.result import Search
-from overlapkit.search.saving import layout_name, save_recipes
 from overlapkit.search.space import Layout, Overlaps, Point, Space, overlaps_of
 from overlapkit.search.work import judged
 from overlapkit.volume.predict import predict
-from overlapkit.whole_files import write_whole
 
 ROOT = Path(__file__).parent.parent
 LLAMA, MIXTRAL, MEGATRON_LM = (
@@ -343,56 +339,3 @@ def test_what_no_layout_survives_is_told_in_one_line() -> None:
     with pytest.raises(NothingFound, match=r"none of 288 layouts .* because: does not fit the GPU's memory$") as told:
         found(LLAMA, tp="1", pp="1", cp="1", vp="1", micro_batch_size="1,2,4,8,16,32,64,128", gpus="1,2,4,8")
     assert told.value.exit_code == 1
-
-
-# --- files ---------------------------------------------------------------------------------------
-
-
-def test_recipes_are_saved_by_rank_and_read_back(tmp_path: Path) -> None:
-    result = found(LLAMA, top=2, tp="4", pp="2,4", vp="1,5", cp="2", micro_batch_size="1")
-    files = save_recipes(str(LLAMA), result.best, tmp_path / "new" / "folder")
-    assert [path.name[:23] for path in files] == ["llama3_70b_64xh100_01_6", "llama3_70b_64xh100_02_6"]
-    assert sorted(path.name for path in files[0].parent.iterdir()) == [path.name for path in files]
-    for path, each in zip(files, result.best, strict=True):
-        facts = derive(load_recipe(path))
-        decided = plan(facts)
-        assert decided.ok and estimate_of(facts, decided).step_time_s == each.seconds
-
-
-def test_a_file_is_named_by_its_layout() -> None:
-    layout = Layout(Point(64, 4, 2, 1, 8, 5, 2), True, "selective")
-    assert layout_name(layout) == "64gpus_tp4_pp2_vp5_ep8_sp_mbs2_selective"
-    assert layout_name(Layout(Point(8, 1, 1, 1, 1, 1, 1), False, "none")) == "8gpus_mbs1"
-
-
-def test_a_userbuffers_file_is_still_found_from_another_folder(tmp_path: Path) -> None:
-    source = read_source(LLAMA)
-    (tmp_path / "own.yaml").write_text("qkv_fprop: {method: ring_exchange}\n")
-    values = {**source.values, "comm_overlap": {"tp_comm_overlap_cfg": "own.yaml", "tp_comm_overlap": True}}
-    path = str(tmp_path / "recipe.yaml")
-    here = Source(recipe=recipe_from_mapping(values, source=path), values=values)
-    ranges = {"tp": "4", "pp": "4", "vp": "5", "cp": "2", "micro_batch_size": "1"}
-    best = search(here, ranges, top=1, workers=1, report=quiet).best
-    (file,) = save_recipes(path, best, tmp_path / "elsewhere")
-    assert derive(load_recipe(file)).userbuffers == {"qkv_fprop": {"method": "ring_exchange"}}
-
-
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.yaml").write_text("what was there\n")
-    synced: Counter[int] = Counter()
-
-    def full(descriptor: int) -> None:
-        synced["files"] += 1
-        if synced["files"] > 1:
-            raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RecipeError, match="cannot be written: No space left on device"):
-        write_whole(tmp_path, {"a.yaml": "new\n", "b.yaml": "new\n"})
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.yaml": "what was there\n"}
-
-
-def test_a_folder_that_is_a_file_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecipeError, match="cannot be written: File exists"):
-        write_whole(tmp_path / "file", {"a.yaml": ""})
