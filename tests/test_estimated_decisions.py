@@ -66,8 +66,8 @@ def share_in(text: str) -> float:
         (0.009, 0.004, 0.015, "legal, of little value: saves 0.9 % (0.4–1.5 %) of the step"),
         (0.0, 0.0, 0.0, "legal, of little value: saves 0.0 % (0.0–0.0 %) of the step"),
         (-1e-17, -2e-17, 0.0, "legal, of little value: saves 0.0 % (0.0–0.0 %) of the step"),
-        (0.0199, 0.01, 0.03, "legal, of little value: saves 2.0 % (1.0–3.0 %) of the step"),
-        (0.02, 0.01, 0.03, "saves 2.0 % (1.0–3.0 %) of the step, 0.2 s"),
+        (0.0499, 0.025, 0.08, "legal, of little value: saves 5.0 % (2.5–8.0 %) of the step"),
+        (0.05, 0.025, 0.08, "saves 5.0 % (2.5–8.0 %) of the step, 0.5 s"),
         (0.184, 0.09, 0.25, "saves 18 % (9.0–25 %) of the step, 1.84 s"),
         (
             -0.012,

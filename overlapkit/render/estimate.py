@@ -11,7 +11,7 @@ from overlapkit.plan import Plan
 from overlapkit.render.estimate_parts import AXES, PARTS, ordered_groups, parts_of, seconds_text, short_seconds
 from overlapkit.render.text import grid, mesh_line, print_on, target_line, title, verdict
 from overlapkit.render.volume_table import Line, human, measure, percent, write_lines
-from overlapkit.rules.estimated import LITTLE, percents
+from overlapkit.rules.estimated import LITTLE, WORTH_A_WARNING, percents
 from overlapkit.rules.estimated import percent as percent_of_one
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _lines(estimate: Estimate) -> Iterator[Line]:
         both = (seconds_text(time.total_s, step), seconds_text(time.hidden_s, step))
         yield Line(f"  {AXES[axis]}", (human(time.message_bytes), *both, *cells(time.exposed_s)), "cyan")
     for field, seconds in parts_of(estimate).items():
-        remark = f", {_WAITS[field]}" if field in _WAITS and seconds >= LITTLE * step else ""
+        remark = f", {_WAITS[field]}" if field in _WAITS and seconds >= WORTH_A_WARNING * step else ""
         yield Line(f"  {PARTS[field]}{remark}", ("", "", "", *cells(seconds)))
     yield Line("  the step", ("", "", "", *cells(step)), "bold")
 
