@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests with the core dependencies alone, on the oldest and the newest Python and OmegaConf that are supported: the
 # oldest together, and the newest together. scripts/test.sh has the newest Python with the oldest OmegaConf.
-# Tests marked build, network or slow are left to scripts/test.sh. A Python that is missing is a failure.
+# Generated inputs are fewer here. Tests marked build, network or slow are left to scripts/test.sh. A Python that is missing is a failure.
 set -euo pipefail
 
 ROOT=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -19,7 +19,7 @@ combination() {
   [ -n "$python" ] || return
   environment_of "$python" "$folder" -e . "omegaconf==$3.*" "${TEST_PACKAGES[@]}" || return
   "$folder/bin/python" -c 'import omegaconf, platform; print("Python", platform.python_version(), "OmegaConf", omegaconf.__version__)'
-  "$folder/bin/python" -m pytest -n auto -q -m 'not build and not network and not slow'
+  "$folder/bin/python" -m pytest -n auto -q -m 'not build and not network and not slow' --hypothesis-profile few
 }
 
 mkdir -p "$ROOT/.venv-matrix"

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # The same examples every time, so that a run means the same everywhere; OVERLAPKIT_EXPLORE draws new ones.
 settings.register_profile("same", derandomize=True, database=None, deadline=None)
+# The same again, fewer: what many examples say on one Python, these say on another.
+settings.register_profile("few", settings.get_profile("same"), max_examples=15)
 if not os.environ.get("OVERLAPKIT_EXPLORE"):
     settings.load_profile("same")
 
