@@ -30,8 +30,9 @@ from overlapkit.search.work import judged
 from overlapkit.volume.predict import predict
 
 ROOT = Path(__file__).parent.parent
-LLAMA, MIXTRAL, MEGATRON_LM = (
-    ROOT / "recipes" / f"{name}.yaml" for name in ("llama3_70b_64xh100", "mixtral_8x7b_h100", "llama2_7b_32xh20")
+LLAMA, MIXTRAL, MEGATRON_LM, FSDP = (
+    ROOT / "recipes" / f"{name}.yaml"
+    for name in ("llama3_70b_64xh100", "mixtral_8x7b_h100", "llama2_7b_32xh20", "llama3_8b_fsdp_8xh100")
 )
 ALL_OFF = Overlaps(*[False] * 6)
 
@@ -110,6 +111,7 @@ SIZES: dict[Path, dict[str, str]] = {
     LLAMA: {"tp": "1,4,8,16", "pp": "1,2,3,4", "vp": "1,3,5", "cp": "1,2", "micro_batch_size": "1,3"},
     MIXTRAL: {"tp": "1,2", "pp": "1,2,4", "vp": "1,4", "cp": "1", "ep": "1,3,8", "micro_batch_size": "1,2"},
     MEGATRON_LM: {"tp": "1,3,8", "pp": "1,2,4", "vp": "1,2,4", "cp": "1,2", "micro_batch_size": "1,4"},
+    FSDP: {"tp": "1,2,16", "pp": "1,2", "vp": "1", "cp": "1,2", "micro_batch_size": "1,2,4"},
 }
 
 

@@ -1,7 +1,7 @@
 """The work of a layout's step, from the parts that layouts share.
 
 The same functions as those of an estimate, each asked once for what it depends on: data-parallel calls do not depend on
-the microbatch, a layer's compute not on the pipeline, and stages that hold the same have the same work.
+the microbatch, but for FSDP's number of them, a layer's compute not on the pipeline, and stages that hold the same have the same work.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from overlapkit.volume.rows import Call, Row, merged
 class _Sizes:
     """What layouts with the same groups share: all but the microbatch, sequence parallelism and recomputation.
 
-    ``models`` and ``data``, the rows of what comes once per step, are by the plan that has the settings of the overlaps
-    (its kind keeps it). ``known`` has the seconds of calls.
+    ``models`` and ``data``, the rows of data parallelism and of what comes once per step, are by the plan that has the
+    settings of the overlaps (its kind keeps it); ``data`` also by the microbatches of a step where their number matters.
+    ``known`` has the seconds of calls.
     """
 
     point: tuple[int, ...]
@@ -40,7 +41,7 @@ class _Sizes:
     stages: tuple[int, ...]  # the different ones
     which: tuple[int, ...]
     models: dict[int, Model]
-    data: dict[int, tuple[tuple[Row, ...], ...]]
+    data: dict[tuple[int, int], tuple[tuple[Row, ...], ...]]
     known: dict[tuple[str, str, bool, float], float]
 
 
@@ -68,7 +69,7 @@ class Timing:
         sublayers = self._layers(layout, plan)
         works = tuple(
             self._stage(sizes, model, sublayers, stage, data)
-            for stage, data in zip(sizes.stages, sizes.data[id(plan)], strict=True)
+            for stage, data in zip(sizes.stages, self._data(sizes, model, plan), strict=True)
         )
         return Work(self._hardware, self._constants, model, self.kernels, works, sizes.which, self._assumed)
 
@@ -106,12 +107,16 @@ class Timing:
         if sizes is None or sizes.point != layout.point[:6]:  # the microbatch changes fastest
             sizes = self._last = self._made(layout.point, plan)
         if id(plan) not in sizes.models:
-            model = model_of(self._rules.plain_facts(layout.point), plan)
-            sizes.models[id(plan)] = model
-            sizes.data[id(plan)] = tuple(
-                _rows(sizes.ranks, _calls_of_steps(model, sizes.found, stage)) for stage in sizes.stages
-            )
+            sizes.models[id(plan)] = model_of(self._rules.plain_facts(layout.point), plan)
         return sizes
+
+    def _data(self, sizes: _Sizes, model: Model, plan: Plan) -> tuple[tuple[Row, ...], ...]:
+        """By stage, the rows of data parallelism: with FSDP those of every microbatch, else the same for all layouts."""
+        key = id(plan), model.microbatches if model.fsdp else 0
+        if key not in sizes.data:
+            calls = (_calls_of_steps(model, sizes.found, stage) for stage in sizes.stages)
+            sizes.data[key] = tuple(_rows(sizes.ranks, each) for each in calls)
+        return sizes.data[key]
 
     def _made(self, point: Point, plan: Plan) -> _Sizes:
         facts = self._rules.plain_facts(point)
@@ -175,7 +180,7 @@ def _calls_of_microbatches(model: Model, found: Parameters, stage: int) -> Itera
 
 
 def _calls_of_steps(model: Model, found: Parameters, stage: int) -> Iterator[Call]:
-    """What is the same for every microbatch, with and without sequence parallelism and recomputation."""
+    """What is the same for every size of a microbatch, with and without sequence parallelism and recomputation."""
     yield from dp.calls(model, found, stage)
     yield from scalars.calls(model, stage)
 

@@ -15,7 +15,7 @@ from overlapkit.volume.rows import Call
 
 
 def calls(model: Model, found: Parameters, stage: int) -> Iterator[Call]:
-    """DP's calls of one rank of a stage; they do not depend on the number of microbatches.
+    """DP's calls of one rank of a stage; without FSDP they do not depend on the number of microbatches.
 
     Only the first chunk of the first stage is cut into several buckets, and only while gradient reduction overlaps.
     """
