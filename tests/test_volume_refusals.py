@@ -120,6 +120,7 @@ def test_what_is_not_modelled_is_refused_by_name(sections: dict[str, Any], said:
             "model.hierarchical_context_parallel_sizes: cp_comm_type is a2a+p2p without sizes",
         ),
         ({"model": {"num_layers": 10**9}}, "model.num_layers: 1000000000 layers are more than"),
+        ({"model": {"mtp_num_layers": 10**9}}, "model.mtp_num_layers: 1000000000 layers are more than"),
         (
             {"ddp": {"num_distributed_optimizer_instances": 2, "use_distributed_optimizer": False}},
             "several instances need the distributed optimizer",

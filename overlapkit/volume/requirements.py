@@ -88,9 +88,10 @@ def check(facts: Facts, plan: Plan, *, approximate: bool = False) -> None:
     if missing:
         names = missing[0] if len(missing) == 1 else f"{', '.join(missing[:-1])} and {missing[-1]}"
         raise RecipeError(f"{answer} needs {names}", source=recipe.source, hint=f"add {missing[0]}: …")
-    layers = recipe.model.num_layers or 0
-    if layers > _MOST_LAYERS:
-        raise place.error("model.num_layers", f"{layers} layers are more than the {_MOST_LAYERS} that {answer} counts")
+    for name in ("num_layers", "mtp_num_layers"):
+        layers = getattr(recipe.model, name) or 0
+        if layers > _MOST_LAYERS:
+            raise place.error(f"model.{name}", f"{layers} layers are more than the {_MOST_LAYERS} that {answer} counts")
     refusals = list(_refusals(facts, approximate=approximate))
     if refusals:
         (path, what, hint), *more = refusals
