@@ -177,3 +177,15 @@ def test_latent_attention_fp8_and_multi_token_prediction_are_estimated() -> None
     found = estimate(deepseek)
     assert found.kind in ("moe", "moe_eager")
     assert 0.05 < (found.mfu or 0) < 0.6
+
+
+def test_a_window_costs_what_it_sees() -> None:
+    whole, none, *windows = [
+        of(DENSE, f"model.window_size={size}") for size in ("null", "[-1,-1]", "[128,0]", "[2048,0]", "[8192,0]")
+    ]
+    seconds = [each.parts.attention_s for each in windows]
+    assert none.parts.attention_s == seconds[-1] == whole.parts.attention_s
+    assert seconds[1] == pytest.approx(seconds[-1] * 2 * (2048 + 128) / 8192)
+    assert seconds == sorted(seconds)
+    counted = [each.model_tflops_per_gpu * each.step_time_s for each in windows]
+    assert counted[0] < counted[1] < counted[2] == pytest.approx(whole.model_tflops_per_gpu * whole.step_time_s)

@@ -58,7 +58,7 @@ def test_narrow_experts_are_slower_than_wide_ones() -> None:
 
 def test_fused_attention_at_its_half_length_reaches_half_its_efficiency() -> None:
     h100 = hardware()
-    found = fused_attention(h100, load(), sequences=1, length=900, heads=32, channels=128, short_windows=0)
+    found = fused_attention(h100, load(), sequences=1, length=900, heads=32, channels=128, short_windows=0, window=0)
     flops = 2 * 32 * 128 * 900**2
     assert found.forward == pytest.approx(flops / (989.4e12 * 0.65 / 2))
     assert found.backward == pytest.approx(found.forward * 2.5 / 0.85)
@@ -66,16 +66,17 @@ def test_fused_attention_at_its_half_length_reaches_half_its_efficiency() -> Non
 
 def test_narrow_heads_and_long_sequences_and_windows() -> None:
     shape: dict[str, Any] = {"sequences": 1, "length": 8192.0, "heads": 32.0}
-    wide = fused_attention(hardware(), load(), **shape, channels=128, short_windows=0).forward
-    narrow = fused_attention(hardware(), load(), **shape, channels=64, short_windows=0).forward
-    windows = fused_attention(hardware(), load(), **shape, channels=128, short_windows=0.5).forward
+    wide = fused_attention(hardware(), load(), **shape, channels=128, short_windows=0, window=0).forward
+    narrow = fused_attention(hardware(), load(), **shape, channels=64, short_windows=0, window=0).forward
     assert narrow == pytest.approx(wide / 2 / 0.78)
-    assert windows == pytest.approx(wide * (0.5 + 0.5 * 512 / 8192))
+    for window, left in ((128, 512 / 8192), (2048, 4352 / 8192), (8192, 1)):
+        found = fused_attention(hardware(), load(), **shape, channels=128, short_windows=0.5, window=window).forward
+        assert found == pytest.approx(wide * (0.5 + 0.5 * left))
 
 
 def test_unfused_attention_is_slower_than_fused() -> None:
     shape: dict[str, Any] = {"sequences": 1, "length": 2048.0, "heads": 32.0, "channels": 128.0}
-    fused = fused_attention(hardware(), load(), **shape, short_windows=0)
+    fused = fused_attention(hardware(), load(), **shape, short_windows=0, window=0)
     assert unfused_attention(hardware(), load(), **shape).forward > 2 * fused.forward
 
 

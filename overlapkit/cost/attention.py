@@ -12,7 +12,7 @@ from overlapkit.cost.hardware import Hardware
 # read or write. Counted from Megatron-Core's DotProductAttention.
 _SCORE_PASSES_FORWARD, _SCORE_PASSES_BACKWARD = 4.5, 6.5
 _NARROW_HEAD = 64  # channels
-_WINDOW = 256  # tokens that a short window leaves of each side
+_TILE = 128  # keys that fused attention computes together: a window reaches into one tile more
 
 
 class Core(NamedTuple):
@@ -36,17 +36,18 @@ def fused_attention(
     heads: float,
     channels: float,
     short_windows: float,
+    window: int,
 ) -> Core:
     """Causal attention of ``sequences`` of ``length`` tokens: 2 GEMMs forward, 5 backward, half of the scores.
 
-    ``short_windows`` is the share of layers whose attention looks back no further than a window.
+    ``short_windows`` is the share of layers whose attention looks back no further than ``window`` tokens.
     """
     rate = hardware.attention_efficiency * length / (length + hardware.attention_half_length)
     if channels <= _NARROW_HEAD:
         rate *= hardware.narrow_head
     flops = 2.0 * sequences * heads * channels * length * length
     forward = flops / (hardware.bf16_flops_per_s * rate)
-    forward *= 1 - short_windows + short_windows * min(1.0, 2 * _WINDOW / length)
+    forward *= 1 - short_windows + short_windows * min(1.0, 2 * (window + _TILE) / length)
     return Core(forward, forward * 2.5 / constants.attention_backward_efficiency)
 
 

@@ -7,7 +7,8 @@ from overlapkit.volume.model import Model
 
 
 def model_flops_per_token(model: Model, kernels: Kernels) -> float:
-    """FLOPs of forward and backward pass per token: 6 per parameter that a token meets, and causal attention by half.
+    """FLOPs of forward and backward pass per token: 6 per parameter that a token meets, and causal attention by half,
+    a window by its tokens.
 
     Embedding look-ups, recomputation and norms are not counted. Source: megatron-core's convention in
     Megatron-LM training/training.py num_floating_point_operations.
@@ -24,7 +25,8 @@ def model_flops_per_token(model: Model, kernels: Kernels) -> float:
     channels = float(model.head_dim)
     if latent is not None:
         channels = (latent.query + latent.v_head_dim) / 2
-    scores = attentions * (1 - kernels.short_windows) * 2 * length * model.heads * channels
+    seen = (1 - kernels.short_windows) * length + kernels.short_windows * min(2.0 * kernels.window, length)
+    scores = attentions * 2 * seen * model.heads * channels
     return 6 * weights + 3 * scores
 
 

@@ -13,7 +13,7 @@ _UNFUSED_BACKENDS = ("unfused", "local")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """``short_windows`` is the share of layers whose attention looks back no further than a window.
+    """``short_windows`` is the share of layers whose attention looks back no further than ``window`` tokens.
 
     ``captured``: CUDA graphs hold parts of the layers, or the whole iteration. ``split_messages``: the TP ranks of a
     pipeline stage each send a part of what all of them hold, and gather it on the other side.
@@ -21,6 +21,7 @@ class Kernels:
 
     unfused_attention: bool
     short_windows: float
+    window: int
     fused_experts: bool
     captured: Literal["none", "parts", "all"]
     split_messages: bool
@@ -36,20 +37,26 @@ def kernels_of(facts: Facts) -> Kernels:
     backend = str(others.get("attention_backend") or "auto").lower().rpartition(".")[2]
     local = model.transformer_impl == "local" or facts.versions.transformer_engine is None
     unfused = backend in _UNFUSED_BACKENDS or (local and backend == "auto")
+    window = _window(others.get("window_size"))
     parts = facts.graph_impl != "none" and not facts.full_iteration_graph
     return Kernels(
         unfused_attention=unfused,
-        short_windows=_short_windows(others),
+        short_windows=_short_windows(others) if window is not None else 0.0,
+        window=window or 0,
         fused_experts=bool(others.get("use_transformer_engine_op_fuser")),
         captured="all" if facts.full_iteration_graph else "parts" if parts else "none",
         split_messages=unfused and facts.megatron_lm,
     )
 
 
+def _window(size: Any) -> int | None:
+    """The first of the two sizes, how far back a token sees; None without, or where it is -1, which sees everything."""
+    back = size[0] if isinstance(size, (list, tuple)) and size else size
+    return back if isinstance(back, int) and not isinstance(back, bool) and back >= 0 else None
+
+
 def _short_windows(others: Mapping[str, Any]) -> float:
     """With ``window_attn_skip_freq`` n every n-th layer attends to all tokens; a list has 1 for a window per layer."""
-    if not others.get("window_size"):
-        return 0.0
     skips = others.get("window_attn_skip_freq")
     if isinstance(skips, list) and skips:
         return sum(bool(each) for each in skips) / len(skips)

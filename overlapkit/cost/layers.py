@@ -88,6 +88,7 @@ def attention_sublayer(hardware: Hardware, constants: Constants, model: Model, k
             heads=heads,
             channels=channels,
             short_windows=kernels.short_windows,
+            window=kernels.window,
         )
     forward_core, backward_core = core.forward / model.mesh.cp, core.backward / model.mesh.cp
     moved = _around(model, kernels) + 4 * tokens * widths * 2
