@@ -71,7 +71,7 @@ class Prepared:
     @property
     def kind(self) -> str:
         """The kind of case that intervals are measured by."""
-        return kind_of(self.facts, work_of(self.facts, self.plan, self.volume, load()))
+        return kind_of(work_of(self.facts, self.plan, self.volume, load()))
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:

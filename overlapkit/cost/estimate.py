@@ -58,7 +58,7 @@ def estimate_of(
     switches = switches_of(work, plan)
     step = step_of(work, switches)
     model = work.model
-    kind = kind_of(facts, work)
+    kind = kind_of(work)
     low, high = interval_of(work.constants, kind)
     groups = _groups(work, step)
     tokens = model.full_tokens * model.microbatches * model.mesh.dp
@@ -78,7 +78,7 @@ def estimate_of(
         parts=_parts(work, step, groups),
         saves=_saves(work, switches, step),
         assumed=(*volume.assumed, *work.assumed),
-        notes=notes_of(facts, plan, work, switches, kind),
+        notes=notes_of(plan, work, switches, kind),
         timeline=_timeline(work, step),
     )
 

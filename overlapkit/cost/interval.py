@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from overlapkit.cost.constants import Constants
 from overlapkit.cost.step import Switches, Work
-from overlapkit.facts import Facts
 from overlapkit.plan import Plan
 
 _NOT_MEASURED = "not_measured"
 
 
-def kind_of(facts: Facts, work: Work) -> str:
+def kind_of(work: Work) -> str:
     """The kind of case: a key of ``intervals`` in ``data/cost.yaml``."""
     kernels, dense = work.kernels, work.model.experts is None
     if work.hardware.gpu.name not in work.constants.measured_gpus:
@@ -27,7 +26,7 @@ def interval_of(constants: Constants, kind: str) -> tuple[float, float]:
     return found.low, found.high
 
 
-def notes_of(facts: Facts, plan: Plan, work: Work, switches: Switches, kind: str) -> tuple[str, ...]:
+def notes_of(plan: Plan, work: Work, switches: Switches, kind: str) -> tuple[str, ...]:
     """Why this estimate is less certain than others, a sentence each."""
     notes = []
     gpu = work.hardware.gpu
@@ -41,7 +40,7 @@ def notes_of(facts: Facts, plan: Plan, work: Work, switches: Switches, kind: str
     elif kind == _NOT_MEASURED:
         notes.append("no step times of this kind were at hand: the interval is assumed")
     if kind == "moe_eager":
-        notes.append("MoE layers that the host launches kernel by kernel took up to twice the estimate")
+        notes.append("MoE layers that the host launches kernel by kernel are estimated worst, mostly as too fast")
         if switches.ep and gpu.blackwell_or_newer:
             notes.append(f"EP overlap without CUDA graphs on {gpu.name}: the host may well be slower than the GPU")
     if switches.tp or switches.ep:
