@@ -114,8 +114,7 @@ def _attention(model: Model, kernels: Kernels, widths: Widths) -> float:
             inner += (heads + keys) * model.head_dim
         outputs, latents = heads * model.head_dim, 0.0
     else:
-        query = latent.qk_head_dim + latent.qk_pos_emb_head_dim
-        inner = heads * (2 * query + latent.v_head_dim)
+        inner = heads * (2 * latent.query + latent.v_head_dim)
         outputs = heads * latent.v_head_dim
         latents = 2.0 * (latent.kv_lora_rank + (latent.q_lora_rank or 0)) + latent.qk_pos_emb_head_dim
     quantized = widths.gemm_input if widths.gemm_input < widths.kept else 0.0  # beside what the core keeps
@@ -137,8 +136,7 @@ def _dropped_of_attention(model: Model, kernels: Kernels, widths: Widths) -> flo
     modules, latent = model.recompute.modules, model.latent_attention
     dropped = _core(model, kernels, widths) if "core_attn" in modules else 0.0
     if "mla_up_proj" in modules and latent is not None:
-        query = latent.qk_head_dim + latent.qk_pos_emb_head_dim
-        dropped += model.tokens * model.heads / model.mesh.tp * (2 * query + latent.v_head_dim) * widths.kept
+        dropped += model.tokens * model.heads / model.mesh.tp * (2 * latent.query + latent.v_head_dim) * widths.kept
     return dropped
 
 

@@ -103,16 +103,20 @@ def load() -> Constants:
         **{name: float(data["constants"][name]["value"]) for name in names},
         gemm={gpu: _gemm(data["gemm"], gpu) for gpu in data["gemm"]},
         gemm_in_situ={gpu: float(entry["value"]) for gpu, entry in rates.items()},
-        attention={gpu: Attention(**entry) for gpu, entry in data["attention"].items()},
+        attention={gpu: Attention(**_own(data["attention"], gpu)) for gpu in data["attention"]},
         intervals={kind: _interval(entry) for kind, entry in data["intervals"].items()},
         measured_gpus=frozenset(gpu for gpu, entry in rates.items() if "fitted_on" in entry),
     )
 
 
 def _gemm(table: Mapping[str, Any], gpu: str) -> dict[str, Gemm]:
-    entry = table[gpu]
-    entry = table[entry["as"]] if "as" in entry else entry
-    return {precision: Gemm(**values) for precision, values in entry.items()}
+    return {precision: Gemm(**values) for precision, values in _own(table, gpu).items()}
+
+
+def _own(table: Mapping[str, Any], gpu: str) -> Mapping[str, Any]:
+    """A GPU's entry, or that of its sibling."""
+    entry: Mapping[str, Any] = table[gpu]
+    return table[entry["as"]] if "as" in entry else entry
 
 
 def _interval(entry: Mapping[str, Any]) -> Interval:

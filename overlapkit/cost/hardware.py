@@ -63,8 +63,7 @@ def hardware_of(facts: Facts, constants: Constants) -> tuple[Hardware, tuple[str
         names = ", ".join(missing) or "GEMM rates"
         raise place.error("cluster.gpu", f"the time on {gpu.name} is not modelled: its {names} are not known")
     precision = _precision(facts, place)
-    peak = {"fp8": gpu.fp8_tflops, "mxfp8": gpu.fp8_tflops, "fp4": gpu.fp4_tflops}.get(precision, gpu.bf16_tflops)
-    if not peak or precision not in constants.gemm[gpu.name]:
+    if not _peak_tflops(gpu, precision) or precision not in constants.gemm[gpu.name]:
         path = "mixed_precision" if recipe.mixed_precision is not None else "model"
         raise place.error(path, f"the time of {precision.upper()} GEMMs on {gpu.name} is not modelled")
     nic = recipe.cluster.nic_gbps
@@ -73,6 +72,12 @@ def hardware_of(facts: Facts, constants: Constants) -> tuple[Hardware, tuple[str
         raise place.error("cluster.nic_gbps", "estimate needs the network bandwidth per GPU", "cluster.nic_gbps=400")
     assumed = () if nic or facts.parallelism.world_size <= _domain(facts, gpu) else (f"cluster.nic_gbps={given:g}",)
     return _hardware(gpu, precision, float(given), constants), assumed
+
+
+def _peak_tflops(gpu: Gpu, precision: str) -> float:
+    """The dense rate, 0 where it is not known."""
+    rates = {"bf16": gpu.bf16_tflops, "fp8": gpu.fp8_tflops, "mxfp8": gpu.fp8_tflops, "fp4": gpu.fp4_tflops}
+    return float(rates[precision] or 0.0)
 
 
 def _domain(facts: Facts, gpu: Gpu) -> int:
@@ -107,8 +112,7 @@ def _hardware(gpu: Gpu, precision: str, nic_gbps: float, constants: Constants) -
 
 def _made(gpu: Gpu, precision: str, nic_gbps: float, constants: Constants) -> Hardware:
     c = constants
-    peaks = {"bf16": gpu.bf16_tflops, "fp8": gpu.fp8_tflops, "mxfp8": gpu.fp8_tflops, "fp4": gpu.fp4_tflops}
-    peak = float(peaks[precision] or 0.0)
+    peak, plain = _peak_tflops(gpu, precision), _peak_tflops(gpu, "bf16")
     gather = {"fp8": c.gather_fp8, "mxfp8": c.gather_mxfp8, "fp4": c.gather_fp4}
     attention = c.attention[gpu.name]
     narrow = {"ampere": c.attention_narrow_head_ampere, "hopper": c.attention_narrow_head_hopper}
@@ -116,8 +120,8 @@ def _made(gpu: Gpu, precision: str, nic_gbps: float, constants: Constants) -> Ha
         gpu=gpu,
         dense_tflops=peak,
         rate=_rate(gpu, precision, peak, c),
-        plain=_rate(gpu, "bf16", float(gpu.bf16_tflops or 0.0), c),
-        bf16_flops_per_s=float(gpu.bf16_tflops or 0.0) * 1e12,
+        plain=_rate(gpu, "bf16", plain, c),
+        bf16_flops_per_s=plain * 1e12,
         memory_bytes_per_s=float(gpu.hbm_gb_per_s or 0.0) * 1e9 * c.hbm_efficiency,
         kernel_s=c.kernel_s,
         attention_efficiency=attention.efficiency,
