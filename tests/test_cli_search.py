@@ -63,7 +63,7 @@ def test_text_shows_the_fastest_the_front_and_what_became_of_the_others() -> Non
     assert [line.split()[1] for line in lines[start + 2 : start + 5]] == ["s"] * 3
     assert "Less memory: the fastest layout for each" in lines
     assert any(line.endswith("  legal and fit the memory") for line in lines)
-    assert "Memory may be 10% above what is predicted" in text
+    assert "Memory may be 10 % above what is predicted" in text
 
 
 def test_json_has_times_memory_layouts_and_overrides() -> None:
