@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from pytest import approx
@@ -13,7 +14,7 @@ from overlapkit.cost.estimate import estimate_of
 from overlapkit.cost.result import Estimate
 from overlapkit.facts import Facts, derive
 from overlapkit.recipe import recipe_from_mapping
-from overlapkit.resolver import plan
+from overlapkit.resolver import plan, read_recipe
 
 # Of one step over another, for what floating-point numbers lose.
 ROUNDING = 1e-9
@@ -151,6 +152,30 @@ def test_a_faster_gpu_or_network_makes_no_step_slower(recipe: dict[str, Any], ra
     faster = replace(facts.gpu, **{rate: getattr(facts.gpu, rate) * times})
     before = estimate_of(facts, decided).step_time_s
     assert estimate_of(replace(facts, gpu=faster), decided).step_time_s <= before * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("rate", ["bf16_tflops", "fp8_tflops", "hbm_gb_per_s", "nvlink_gb_per_s", "nic_gbps"])
+def test_a_faster_gpu_makes_no_step_slower_where_the_host_is_late_in_one_pass_alone(rate: str) -> None:
+    """What hides of EP's communication is limited by compute; the host waits backward, not forward."""
+    overrides = (
+        "cluster.gpu=gb200",
+        "cluster.nvlink_domain_size=1",
+        "mixed_precision=fp16_with_fp8_subchannel_scaling_mixed",
+        "train.global_batch_size=4096",
+    )
+    facts = derive(read_recipe("recipes/qwen3_235b_a22b_h100.yaml", overrides))
+    assert facts.gpu is not None
+    faster = replace(facts.gpu, **{rate: getattr(facts.gpu, rate) * 8})
+    steps = [estimate_of(replace(facts, gpu=gpu), plan(facts)) for gpu in (facts.gpu, faster)]
+    assert min(step.parts.host_s for step in steps) > 0
+    assert steps[1].step_time_s <= steps[0].step_time_s
+
+
+@given(layouts())
+def test_recomputation_makes_no_step_faster(recipe: dict[str, Any]) -> None:
+    without = {"recompute_granularity": None, "recompute_modules": None, "recompute_method": None}
+    once = estimated(recipe, model={**without, "recompute_num_layers": None})
+    assert estimated(recipe).step_time_s >= once.step_time_s * (1 - ROUNDING)
 
 
 @given(layouts())

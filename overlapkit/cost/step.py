@@ -165,13 +165,15 @@ def _pass(c: Constants, stage: StageWork, switches: Switches) -> Pass:
         forward, backward = forward - stage.tp_hides.forward, backward - stage.tp_hides.backward
     there, back = stage.expert
     left, launches = 1.0, 1.0
-    if switches.ep and there + back > 0:
+    beside = switches.ep and there + back > 0
+    if beside:
         left -= c.expert_hidden * min(1.0, (forward + backward) / (there + back))
         launches = c.host_expert_overlap
     forward, backward = forward + there * left, backward + back * left
     host = stage.host
-    host_forward = max(host.forward * launches - forward, 0.0) + host.sync / 2
-    host_backward = max(host.backward * launches - backward, 0.0) + host.sync / 2
+    launched = (host.forward * launches, host.backward * launches)
+    waits = _waits(launched, (forward, backward), together=beside)
+    host_forward, host_backward = waits[0] + host.sync / 2, waits[1] + host.sync / 2
     return Pass(
         forward + host_forward + stage.ends_forward.total,
         backward + host_backward + stage.ends_backward.total,
@@ -179,6 +181,20 @@ def _pass(c: Constants, stage: StageWork, switches: Switches) -> Pass:
         host_forward,
         host_backward,
     )
+
+
+def _waits(launches: tuple[float, float], busy: tuple[float, float], *, together: bool) -> tuple[float, float]:
+    """Seconds that the GPU, ``busy`` forward and backward, waits for the host's launches in either pass.
+
+    ``together``: with EP overlap one microbatch's forward pass runs beside another's backward pass, so that the host
+    has the time of both for the launches of both.
+    """
+    if not together:
+        return max(launches[0] - busy[0], 0.0), max(launches[1] - busy[1], 0.0)
+    launched = sum(launches)
+    late = max(launched - sum(busy), 0.0)
+    share = launches[0] / launched if launched else 0.0
+    return late * share, late * (1 - share)
 
 
 # Of a pass's time: backward takes 2 of 3 parts.
