@@ -23,7 +23,7 @@ class Core(NamedTuple):
 
 
 def memory_seconds(hardware: Hardware, nbytes: float, kernels: float = 1.0) -> float:
-    """Memory-bound kernels that move ``nbytes``."""
+    """Seconds of memory-bound kernels that move ``nbytes`` to and from HBM: at its bandwidth, and a part per kernel."""
     return nbytes / hardware.memory_bytes_per_s + kernels * hardware.kernel_s
 
 
@@ -40,6 +40,7 @@ def fused_attention(
 ) -> Core:
     """Causal attention of ``sequences`` of ``length`` tokens: 2 GEMMs forward, 5 backward, half of the scores.
 
+    Source: FlashAttention-2 (Dao 2023), whose backward pass makes the scores again; the rate rises with the length.
     ``short_windows`` is the share of layers whose attention looks back no further than ``window`` tokens.
     """
     rate = hardware.attention_efficiency * length / (length + hardware.attention_half_length)
@@ -54,7 +55,10 @@ def fused_attention(
 def unfused_attention(
     hardware: Hardware, constants: Constants, *, sequences: float, length: float, heads: float, channels: float
 ) -> Core:
-    """Attention that writes its scores out: batched GEMMs over all of them, then passes over what they wrote."""
+    """Attention that writes its scores out: batched GEMMs over all of them, then passes over what they wrote.
+
+    Source: megatron-core transformer/dot_product_attention.py; the two GEMMs of the forward pass are four backward.
+    """
     scores = sequences * heads * length * length
     score_bytes = 2.0 * scores
     flops = 4.0 * scores * channels

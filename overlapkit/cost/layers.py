@@ -54,6 +54,11 @@ class Sublayer:
 
 
 def attention_sublayer(hardware: Hardware, constants: Constants, model: Model, kernels: Kernels) -> Sublayer:
+    """Norm, projections (through the latent widths with MLA), rotary embedding and core.
+
+    With CP each rank computes its share of the core. Source: megatron-core transformer/attention.py and
+    multi_latent_attention.py.
+    """
     tp, tokens, modules = model.mesh.tp, model.tokens, model.recompute.modules
     latent, heads = model.latent_attention, model.heads / tp
     linears: tuple[Linear, ...]
@@ -121,6 +126,7 @@ def _latent_projections(hardware: Hardware, model: Model, query: int) -> tuple[t
 
 
 def mlp_sublayer(hardware: Hardware, constants: Constants, model: Model, kernels: Kernels) -> Sublayer:
+    """Norm, two linears and the activation between them. Source: megatron-core transformer/mlp.py."""
     linears, moved = _mlp(hardware, model, model.ffn)
     memory = _memory_bound(hardware, constants, moved + _around(model, kernels), _NORM_KERNELS + _MLP_KERNELS)
     again = Seconds(memory_bound=_norm_again(hardware, model))
@@ -134,7 +140,10 @@ def mlp_sublayer(hardware: Hardware, constants: Constants, model: Model, kernels
 def moe_sublayer(
     hardware: Hardware, constants: Constants, model: Model, experts: Experts, kernels: Kernels
 ) -> Sublayer:
-    """Router, the rank's experts on their balanced share of tokens, shared expert. Routed experts have no TP calls."""
+    """Router, the rank's experts on their balanced share of tokens, shared expert. Routed experts have no TP calls.
+
+    Source: megatron-core transformer/moe/moe_layer.py.
+    """
     mesh, hidden, modules = model.mesh, model.hidden, model.recompute.modules
     local = max(experts.number // mesh.ep, 1)
     width = experts.latent or hidden
@@ -182,7 +191,10 @@ def _latent_experts(hardware: Hardware, model: Model, experts: Experts) -> tuple
 
 
 def output_layer(hardware: Hardware, model: Model) -> tuple[Seconds, Seconds]:
-    """Logits in the plain precision and the cross-entropy's 5 passes over them: forward, backward."""
+    """Logits in the plain precision and the cross-entropy's 5 passes over them: forward, backward.
+
+    Of the passes a third is forward. Source: megatron-core models/common/language_module.
+    """
     columns = model.vocabulary / model.mesh.tp
     logits = gemm_seconds(hardware.plain, model.tokens, columns, model.hidden)
     loss = memory_seconds(hardware, 5 * model.tokens * columns * 2, 6)

@@ -102,6 +102,7 @@ class StageBytes(NamedTuple):
 
 @lru_cache(maxsize=1)
 def memory_constants() -> MemoryConstants:
+    """Those that ship with the package."""
     entries = load_yaml("cost.yaml")["memory"]
     return MemoryConstants(**{name: float(entries[name]["value"]) for name in MemoryConstants.__dataclass_fields__})
 
@@ -175,6 +176,7 @@ def _width(dtype: Any) -> int:
 
 
 def sharing_of(model: Model) -> Sharing:
+    """Who shares states: with a distributed optimizer the data-parallel ranks, CP's among them, of one instance."""
     if not (model.dist_opt or model.fsdp):
         return Sharing(1.0, 1.0, False)
     ranks = model.mesh.dp * model.mesh.cp / model.instances
