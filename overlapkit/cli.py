@@ -260,6 +260,9 @@ def main() -> None:
     except OverlapkitError as error:
         print(f"overlapkit: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:  # before a verb begins; those that take long see to it themselves
+        print("overlapkit: interrupted", file=sys.stderr)
+        sys.exit(130)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"overlapkit: {printable(str(error))}", file=sys.stderr)

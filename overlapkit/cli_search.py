@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -67,37 +68,50 @@ def search_command(
 
     Example: overlapkit search recipes/llama3_70b_64xh100.yaml --tp 4,8 --pp 2,4
     """
-    from overlapkit.render.search import progress
-    from overlapkit.search.find import read_source, search
-    from overlapkit.search.work import usual_workers
+    with _ended_by_interrupts():
+        from overlapkit.render.search import progress
+        from overlapkit.search.find import read_source, search
+        from overlapkit.search.work import usual_workers
 
-    _refuse(recipe, top, workers, submit)
-    named = {"gpus": gpus, "tp": tp, "pp": pp, "vp": vp, "cp": cp, "ep": ep, "micro_batch_size": mbs}
-    ranges = {axis: text for axis, text in named.items() if text is not None}
-    source = read_source(recipe, overrides or [])
-    with progress() as report:
-        found = search(source, ranges, recompute=recompute, top=top, workers=workers or usual_workers(), report=report)
-    if output is SearchFormat.text:
-        from overlapkit.render.search import print_search
+        _refuse(recipe, top, workers, submit, save_recipes)
+        named = {"gpus": gpus, "tp": tp, "pp": pp, "vp": vp, "cp": cp, "ep": ep, "micro_batch_size": mbs}
+        ranges = {axis: text for axis, text in named.items() if text is not None}
+        source = read_source(recipe, overrides or [])
+        with progress() as report:
+            found = search(
+                source, ranges, recompute=recompute, top=top, workers=workers or usual_workers(), report=report
+            )
+        if output is SearchFormat.text:
+            from overlapkit.render.search import print_search
 
-        print_search(found, sys.stdout)
-    elif output is SearchFormat.json:
-        from overlapkit.render.data import write_data
+            print_search(found, sys.stdout)
+        elif output is SearchFormat.json:
+            from overlapkit.render.data import write_data
 
-        write_data(found.to_dict(), "json", sys.stdout)
-    else:
-        from overlapkit.render.search import to_csv
+            write_data(found.to_dict(), "json", sys.stdout)
+        else:
+            from overlapkit.render.search import to_csv
 
-        sys.stdout.write(to_csv(found))
-    files = _saved(recipe, found.best, save_recipes, submit)
-    if found.interrupted:
-        judged = f"{found.judged:,} layouts judged, {found.points:,} of {found.all_points:,} points of the space"
-        print(f"overlapkit: interrupted: {judged}", file=sys.stderr)
-        raise typer.Exit(_INTERRUPTED)
-    if submit is not None:
-        from overlapkit.integrations.nemo_run.submission import submit as launch
+            sys.stdout.write(to_csv(found))
+        files = _saved(recipe, found.best, save_recipes, submit)
+        if found.interrupted:
+            judged = f"{found.judged:,} layouts judged, {found.points:,} of {found.all_points:,} points of the space"
+            print(f"overlapkit: interrupted: {judged}", file=sys.stderr)
+            raise typer.Exit(_INTERRUPTED)
+        if submit is not None:
+            from overlapkit.integrations.nemo_run.submission import submit as launch
 
-        launch(files, Path(submit), name=f"search_{Path(recipe).stem}")
+            launch(files, Path(submit), name=f"search_{Path(recipe).stem}")
+
+
+@contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """Ctrl-C before there is anything to show, and a second one, end the command with one line."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("overlapkit: interrupted", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
 
 
 def _saved(recipe: str, best: Sequence[Found], folder: str | None, submit: str | None) -> tuple[Path, ...]:
@@ -113,7 +127,7 @@ def _saved(recipe: str, best: Sequence[Found], folder: str | None, submit: str |
     return files
 
 
-def _refuse(recipe: str, top: int, workers: int | None, submit: str | None) -> None:
+def _refuse(recipe: str, top: int, workers: int | None, submit: str | None, folder: str | None) -> None:
     """Raises for options that cannot be meant.
 
     Raises:
@@ -128,3 +142,7 @@ def _refuse(recipe: str, top: int, workers: int | None, submit: str | None) -> N
         raise RecipeError(f"{workers} is not between 1 and {_MOST_WORKERS:,}", source="--workers")
     if submit is not None and not Path(submit).is_file():
         raise RecipeError("there is no such file", source=submit, hint="name a Python file that has executor()")
+    if folder is not None:
+        from overlapkit.whole_files import check_folder
+
+        check_folder(folder)

@@ -25,6 +25,8 @@ def write_whole(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             path = folder / name
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             other = _beside(path)
             pending[other] = path
             with other.open("w", encoding="utf-8") as stream:
@@ -34,9 +36,10 @@ def write_whole(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
         for other, path in pending.items():
             other.replace(path)
     except OSError as error:
-        for other in pending:
-            other.unlink(missing_ok=True)
         raise _unwritable(error, str(error.filename or folder)) from None
+    finally:
+        for other in pending:  # of Ctrl-C, too, nothing stays
+            other.unlink(missing_ok=True)
     return tuple(pending.values())
 
 
@@ -80,6 +83,20 @@ def check_writable(path: str) -> None:
     """
     if not Path(path).parent.is_dir():
         raise RecipeError(f"cannot be written: {os.strerror(errno.ENOENT)}", source=path)
+
+
+def check_folder(path: str) -> None:
+    """That files can be written to a folder, which may be missing as yet, before any work is done for them.
+
+    Raises:
+        RecipeError: they cannot.
+    """
+    there = Path(path)
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not path or not there.is_dir() or not os.access(there, os.W_OK):
+        number = errno.ENOENT if not path else errno.EACCES if there.is_dir() else errno.EEXIST
+        raise RecipeError(f"cannot be written: {os.strerror(number)}", source=path or "''")
 
 
 def _beside(path: Path) -> Path:

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,37 @@ def test_ctrl_c_on_a_terminal_ends_every_process_with_one_line() -> None:
     os.close(ours)
     assert json.loads(out)["interrupted"] is True
     assert "overlapkit: interrupted: " in shown.decode() and "Traceback" not in shown.decode()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_ctrl_c_twice_is_one_line_and_leaves_no_process(workers: str) -> None:
+    """Early, while processes start, and again while they end."""
+    many = ("--tp", "1-8", "--pp", "1-80", "--cp", "1-8", "--mbs", "1-100", "--workers", workers, "--format", "json")
+    with subprocess.Popen(
+        [COMMAND, "search", LLAMA, *many],
+        cwd=ROOT,
+        env=PLAIN,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        time.sleep(1.5)
+        for _ in range(2):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.02)
+        _, said = process.communicate(timeout=60)  # stderr ends with the last process that has it
+    assert said.startswith("overlapkit: interrupted") and said.count("\n") == 1, said
+
+
+def test_processes_end_with_the_first_one() -> None:
+    many = ("--tp", "1-8", "--pp", "1-80", "--cp", "1-8", "--mbs", "1-100", "--vp", "1-80", "--workers", "2")
+    with subprocess.Popen(
+        [COMMAND, "search", LLAMA, *many], cwd=ROOT, env=PLAIN, stderr=subprocess.PIPE, text=True
+    ) as process:
+        time.sleep(1.5)
+        process.kill()
+        process.communicate(timeout=60)  # stderr ends with the last process that has it
 
 
 # --- imports -------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ def test_parts_of_the_space_come_to_the_same_as_the_whole() -> None:
 
 
 def test_several_processes_come_to_the_same_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlapkit.search.work._ALONE", 0)
+    monkeypatch.setattr("overlapkit.search.work._ALONE", 1)
     recipe = load_recipe(MIXTRAL)
     space = space_of(derive(recipe), {**SIZES[MIXTRAL], "tp": "1", "pp": "4"})
     one, _ = judged(recipe, space, keep=20, workers=1, report=quiet)

@@ -17,7 +17,7 @@ from overlapkit.resolver import plan
 from overlapkit.search.find import Source, read_source, search
 from overlapkit.search.saving import layout_name, save_recipes
 from overlapkit.search.space import Layout, Point
-from overlapkit.whole_files import write_whole
+from overlapkit.whole_files import check_folder, write_whole
 
 
 def test_recipes_are_saved_by_rank_and_read_back(tmp_path: Path) -> None:
@@ -68,3 +68,32 @@ def test_a_folder_that_is_a_file_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecipeError, match="cannot be written: File exists"):
         write_whole(tmp_path / "file", {"a.yaml": ""})
+
+
+def test_a_name_that_is_a_folder_keeps_the_others_from_being_written(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").mkdir()
+    with pytest.raises(RecipeError, match=r"/b\.yaml: cannot be written: Is a directory"):
+        write_whole(tmp_path, {"a.yaml": "", "b.yaml": ""})
+    assert [path.name for path in tmp_path.iterdir()] == ["b.yaml"]
+
+
+def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path, {"a.yaml": ""})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [("", "'': cannot be written: No such file"), ("file", "file: cannot"), ("file/new", "file/new: cannot")],
+)
+def test_a_folder_is_refused_before_the_search(tmp_path: Path, folder: str, said: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecipeError, match=said):
+        check_folder(f"{tmp_path}/{folder}" if folder else "")
+    check_folder(f"{tmp_path}/new/folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

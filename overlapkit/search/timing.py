@@ -1,7 +1,8 @@
 """The work of a layout's step, from the parts that layouts share.
 
 The same functions as those of an estimate, each asked once for what it depends on: data-parallel calls do not depend on
-the microbatch, but for FSDP's number of them, a layer's compute not on the pipeline, and stages that hold the same have the same work.
+the microbatch, but for FSDP's on how many there are, a layer's compute not on the pipeline, and stages that hold the
+same have the same work.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class _Sizes:
     """What layouts with the same groups share: all but the microbatch, sequence parallelism and recomputation.
 
     ``models`` and ``data``, the rows of data parallelism and of what comes once per step, are by the plan that has the
-    settings of the overlaps (its kind keeps it); ``data`` also by the microbatches of a step where their number matters.
-    ``known`` has the seconds of calls.
+    settings of the overlaps (its kind keeps it); ``data`` also by how many microbatches a step has, where it
+    matters. ``known`` has the seconds of calls.
     """
 
     point: tuple[int, ...]
@@ -111,7 +112,7 @@ class Timing:
         return sizes
 
     def _data(self, sizes: _Sizes, model: Model, plan: Plan) -> tuple[tuple[Row, ...], ...]:
-        """By stage, the rows of data parallelism: with FSDP those of every microbatch, else the same for all layouts."""
+        """By stage, the rows of data parallelism: with FSDP of all microbatches, else the same for every number."""
         key = id(plan), model.microbatches if model.fsdp else 0
         if key not in sizes.data:
             calls = (_calls_of_steps(model, sizes.found, stage) for stage in sizes.stages)

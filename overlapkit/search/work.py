@@ -5,9 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from math import ceil
 
 from overlapkit.errors import RecipeError
 from overlapkit.recipe import Recipe
@@ -37,9 +40,9 @@ def judged(recipe: Recipe, space: Space, *, keep: int, workers: int, report: Rep
     """
     ranking = Ranking(keep)
     judge = Judge(recipe, space, keep)  # here first, so that what is wrong with the recipe is said once
+    workers = min(workers, max(1, ceil(space.size / _ALONE)))
     chunks = _chunks(space.size, workers)
-    alone = workers == 1 or space.size <= _ALONE
-    parts = _alone(judge, chunks) if alone else _parallel(recipe, space, keep, workers, chunks)
+    parts = _alone(judge, chunks) if workers == 1 else _parallel(recipe, space, keep, workers, chunks)
     try:
         for part in parts:
             ranking.add(part)
@@ -72,7 +75,8 @@ def _parallel(
     try:
         while True:
             while len(pending) < 2 * workers and (chunk := next(chunks, None)) is not None:
-                pending.add(executor.submit(_judge, *chunk))
+                with _interrupts_held():
+                    pending.add(executor.submit(_judge, *chunk))
             if not pending:
                 return
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -82,7 +86,18 @@ def _parallel(
         hint = "give fewer --workers where memory is short"
         raise RecipeError("a process of the search was ended from outside", source="search", hint=hint) from None
     finally:
-        executor.shutdown(cancel_futures=True)
+        with _interrupts_held():  # a second Ctrl-C waits for the processes, or they would stay
+            executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits: a process that is started meanwhile inherits this, and is not stopped by one on its way."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _JUDGE: dict[str, Judge] = {}  # this process's own
@@ -90,7 +105,16 @@ _JUDGE: dict[str, Judge] = {}  # this process's own
 
 def _begin(recipe: Recipe, space: Space, keep: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the first one decides
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
     _JUDGE["own"] = Judge(recipe, space, keep)
+
+
+def _end_with_the_first() -> None:
+    """A process waits for work for ever, also where the first one was killed."""
+    first = multiprocessing.parent_process()
+    if first is not None:
+        first.join()
+        os._exit(1)
 
 
 def _judge(start: int, stop: int) -> Ranking:
