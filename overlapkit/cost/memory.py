@@ -18,7 +18,7 @@ from overlapkit.data import load_yaml
 from overlapkit.facts import Facts
 from overlapkit.plan import Plan
 from overlapkit.volume.model import Model
-from overlapkit.volume.parameters import Parameters, parameters_of
+from overlapkit.volume.parameters import Parameters
 from overlapkit.volume.predict import Volume
 from overlapkit.volume.tp import layers_of
 
@@ -119,7 +119,7 @@ def memory_of(facts: Facts, plan: Plan, volume: Volume) -> Memory:
     mesh, overlaps = model.mesh, bool(settings["model.overlap_moe_expert_parallel_comm"])
     vp = (mesh.vp or 1) if mesh.pp > 1 else 1
     parts = []
-    for held in held_of(model, parameters_of(model)):
+    for held in held_of(model, volume.parameters):
         waiting = microbatches_in_flight(
             mesh.pp, vp, model.microbatches, held.stage, facts.microbatch_group, ep_overlap=overlaps
         )

@@ -18,7 +18,6 @@ from overlapkit.facts import Facts
 from overlapkit.plan import Plan
 from overlapkit.rules.dp_changes import GRAD_REDUCE, PARAM_GATHER
 from overlapkit.volume.model import Model
-from overlapkit.volume.parameters import parameters_of
 from overlapkit.volume.predict import Volume
 
 
@@ -81,7 +80,6 @@ def work_of(facts: Facts, plan: Plan, volume: Volume, constants: Constants | Non
     configuration: Mapping[str, Mapping[str, Any]] = report.buffers if report is not None else {}
     gather_width = 0.5 if facts.precision.fp8_param_gather and (facts.precision.fp8 or facts.precision.fp4) else 1.0
     sublayers = sublayers_of(hardware, constants, model, kernels, volume.layout, configuration)
-    found = parameters_of(model)
     works: list[StageWork] = []
     known: dict[tuple[str, str, bool, float], float] = {}
     keys: dict[Any, int] = {}
@@ -97,7 +95,7 @@ def work_of(facts: Facts, plan: Plan, volume: Volume, constants: Constants | Non
                     model,
                     kernels,
                     sublayers,
-                    found,
+                    volume.parameters,
                     volume.layout,
                     index,
                     stage.rows,

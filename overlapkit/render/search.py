@@ -43,8 +43,8 @@ def _write(found: Search, out: Console) -> None:
     title(out, "Layouts")
     _counts(found, out)
     out.print(
-        f"Memory may be {100 * found.memory_error:.0f} % above what is predicted; layouts that leave no room for it count as "
-        "too large. Every layout shown passed all rules.",
+        f"Memory may be {100 * found.memory_error:.0f} % above what is predicted; layouts that leave no room for it "
+        "count as too large. Every layout shown passed all rules.",
         style="dim",
     )
 

@@ -65,6 +65,7 @@ class Volume:
     layout: RankLayout
     assumed: tuple[str, ...] = ()
     model: Model = field(repr=False, compare=False)  # what it was counted from
+    parameters: Parameters = field(repr=False, compare=False)
 
     def between_nodes(self) -> dict[tuple[int, int], int]:
         """Bytes per step from one node to another; a node is what NVLink joins. Empty where its size is unknown."""
@@ -126,6 +127,7 @@ def predict(facts: Facts, plan: Plan, *, data_broadcast: bool = False, approxima
         layout=layout,
         assumed=_assumed(facts),
         model=model,
+        parameters=found,
     )
 
 
