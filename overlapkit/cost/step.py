@@ -78,14 +78,14 @@ def work_of(facts: Facts, plan: Plan, volume: Volume, constants: Constants | Non
     model, kernels = volume.model, kernels_of(facts)
     report = facts.userbuffers_report
     configuration: Mapping[str, Mapping[str, Any]] = report.buffers if report is not None else {}
-    gather_width = 0.5 if facts.precision.fp8_param_gather and (facts.precision.fp8 or facts.precision.fp4) else 1.0
+    gather_width = gather_width_of(facts)
     sublayers = sublayers_of(hardware, constants, model, kernels, volume.layout, configuration)
     works: list[StageWork] = []
     known: dict[tuple[str, str, bool, float], float] = {}
     keys: dict[Any, int] = {}
     which = []
     for index, stage in enumerate(volume.stages):
-        key = _kind_of_stage(model, index)
+        key = kind_of_stage(model, index)
         if key not in keys:
             keys[key] = len(works)
             works.append(
@@ -107,8 +107,14 @@ def work_of(facts: Facts, plan: Plan, volume: Volume, constants: Constants | Non
     return Work(hardware, constants, model, kernels, tuple(works), tuple(which), assumed)
 
 
-def _kind_of_stage(model: Model, stage: int) -> tuple[Any, ...]:
-    """What a stage's work depends on: its layers, and whether it is the first or the last, which send less."""
+def gather_width_of(facts: Facts) -> float:
+    """Bytes of DP's parameter gathers over those in 16 bits: half of them where parameters are gathered in FP8."""
+    precision = facts.precision
+    return 0.5 if precision.fp8_param_gather and (precision.fp8 or precision.fp4) else 1.0
+
+
+def kind_of_stage(model: Model, stage: int) -> tuple[Any, ...]:
+    """What a stage's calls and work depend on: its layers, and whether it is the first or the last, which send less."""
     chunks = model.stages[stage]
     first = tuple(chunk.first for chunk in chunks) if len(model.cp_types) > 1 else ()
     layers = tuple((chunk.moe, chunk.embedding, chunk.output) for chunk in chunks)

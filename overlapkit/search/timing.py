@@ -15,7 +15,7 @@ from overlapkit.cost.hardware import hardware_of
 from overlapkit.cost.kernels import kernels_of
 from overlapkit.cost.layers import Sublayer
 from overlapkit.cost.stage import StageWork, Sublayers, stage_work, sublayers_of
-from overlapkit.cost.step import Work
+from overlapkit.cost.step import Work, gather_width_of, kind_of_stage
 from overlapkit.plan import Plan
 from overlapkit.search.feasible import NOTHING_ON, Rules
 from overlapkit.search.space import Layout, Point
@@ -54,8 +54,7 @@ class Timing:
         self._constants = load()
         self._hardware, self._assumed = hardware_of(rules.facts, self._constants)
         self.kernels = kernels_of(rules.facts)
-        precision = rules.facts.precision
-        self._gather_width = 0.5 if precision.fp8_param_gather and (precision.fp8 or precision.fp4) else 1.0
+        self._gather_width = gather_width_of(rules.facts)
         self._last: _Sizes | None = None
         self._recomputes: dict[str, Recompute] = {}
         self._sublayers: dict[Hashable, Sublayers] = {}
@@ -126,7 +125,7 @@ class Timing:
         which: list[int] = []
         stages: list[int] = []
         for stage in range(model.mesh.pp):
-            key = _stage_key(model, stage)
+            key = kind_of_stage(model, stage)
             if key not in keys:
                 keys[key] = len(stages)
                 stages.append(stage)
@@ -184,11 +183,3 @@ def _calls_of_steps(model: Model, found: Parameters, stage: int) -> Iterator[Cal
     """What is the same for every size of a microbatch, with and without sequence parallelism and recomputation."""
     yield from dp.calls(model, found, stage)
     yield from scalars.calls(model, stage)
-
-
-def _stage_key(model: Model, stage: int) -> Hashable:
-    """Stages with the same key issue the same calls and compute the same."""
-    chunks = model.stages[stage]
-    first = tuple(chunk.first for chunk in chunks) if len(model.cp_types) > 1 else ()
-    held = tuple((chunk.moe, chunk.embedding, chunk.output) for chunk in chunks)
-    return stage == 0, stage == model.mesh.pp - 1, held, first
