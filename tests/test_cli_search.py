@@ -169,6 +169,13 @@ def test_a_search_that_nothing_survives_says_what_stopped_most() -> None:
     assert said.startswith(f"{LLAMA}: none of 36 layouts is legal and fits the memory, most of them because: does not")
 
 
+def test_sizes_that_do_not_go_together_hide_no_other_reason() -> None:
+    said = refused("recipes/llama31_405b_h100.yaml", "--gpus", "8", "--vp", "1", "--mbs", "1", code=1)
+    assert said.endswith("most that split the GPUs because: does not fit the GPU's memory")
+    said = refused(LLAMA, *ONE, "--gpus", "63", code=1)
+    assert said.endswith("most of them because: TP · PP · CP does not divide the GPUs")
+
+
 def test_a_folder_that_cannot_be_written_is_one_line_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run("search", LLAMA, *ONE, "--format", "json", "--save-recipes", str(tmp_path / "file"))

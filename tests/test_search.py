@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -237,6 +238,13 @@ def test_several_processes_come_to_the_same_as_one(monkeypatch: pytest.MonkeyPat
     recipe = load_recipe(MIXTRAL)
     space = space_of(derive(recipe), {**SIZES[MIXTRAL], "tp": "1", "pp": "4"})
     one, _ = judged(recipe, space, keep=20, workers=1, report=quiet)
+    judge = Judge.judge
+
+    def slow(self: Judge, start: int, stop: int) -> Ranking:
+        time.sleep(0.5)  # the first process leaves something to the others
+        return judge(self, start, stop)
+
+    monkeypatch.setattr(Judge, "judge", slow)
     two, interrupted = judged(recipe, space, keep=20, workers=2, report=quiet)
     assert two == one and not interrupted and one.ranked > 0
 

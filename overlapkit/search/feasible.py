@@ -36,6 +36,7 @@ _BY_SIZES: tuple[tuple[tuple[str, ...], Callable[[Point, int, int], Hashable]], 
     (("PP006", "PP016"), lambda point, dp, microbatches: ("layers", point.pp, point.vp)),
     (("PP007", "PP008"), lambda point, dp, microbatches: ("schedule", point.pp, point.vp > 1, microbatches)),
 )
+NO_SPLIT = "TP · PP · CP does not divide the GPUs"
 _TRIES = 3  # layouts of a kind that must fail before it is given up
 # Setting of the plan for each of ``Overlaps``.
 _SETTINGS = (
@@ -109,7 +110,7 @@ class Rules:
         """Why the sizes of a point are illegal whatever overlaps, None where they are not."""
         group = point.tp * point.pp * point.cp
         if point.gpus % group:
-            return "TP · PP · CP does not divide the GPUs"
+            return NO_SPLIT
         dp, microbatches = point.gpus // group, self.microbatches(point)
         for codes, key_of in _BY_SIZES:
             key = key_of(point, dp, microbatches)

@@ -16,6 +16,7 @@ from overlapkit.recipe import Recipe, recipe_from_mapping
 from overlapkit.recipe.place import Place
 from overlapkit.resolver import plan as plan_of
 from overlapkit.search.changes import Changes, changed_mapping, changes_of
+from overlapkit.search.feasible import NO_SPLIT
 from overlapkit.search.ranges import space_of
 from overlapkit.search.ranking import Candidate, Ranking
 from overlapkit.search.result import Found, Search
@@ -190,7 +191,10 @@ def _text(value: Any) -> str:
 
 
 def _nothing(source: str, ranking: Ranking, refused: Counter[str]) -> str:
-    """One line: how many, and what stopped most."""
-    reasons = (refused + ranking.too_large).most_common(1)
-    most = f", most of them because: {reasons[0][0]}" if reasons else ""
+    """One line: how many, and what stopped most; of sizes that do not go together only where there are no others."""
+    reasons = refused + ranking.too_large
+    whole = reasons.pop(NO_SPLIT, 0)
+    them = "that split the GPUs" if whole and reasons else "of them"
+    ((reason, _),) = reasons.most_common(1) or [(NO_SPLIT, whole)]
+    most = f", most {them} because: {reason}" if reasons or whole else ""
     return f"{source}: none of {ranking.judged:,} layouts is legal and fits the memory{most}"

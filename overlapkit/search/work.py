@@ -18,7 +18,7 @@ from overlapkit.search.judge import Judge
 from overlapkit.search.ranking import Ranking
 from overlapkit.search.space import Space
 
-_ALONE = 1_000  # points that are judged sooner than a process starts
+_ALONE = 3_000  # points: fewer are judged sooner than a process starts and asks the rules again
 _CHUNKS_EACH = 16  # per process, so that none waits long for the last one
 _LARGEST_CHUNK = 100  # points: what Ctrl-C may have to wait for
 Report = Callable[[Ranking], None]
@@ -42,7 +42,7 @@ def judged(recipe: Recipe, space: Space, *, keep: int, workers: int, report: Rep
     judge = Judge(recipe, space, keep)  # here first, so that what is wrong with the recipe is said once
     workers = min(workers, max(1, ceil(space.size / _ALONE)))
     chunks = _chunks(space.size, workers)
-    parts = _alone(judge, chunks) if workers == 1 else _parallel(recipe, space, keep, workers, chunks)
+    parts = _alone(judge, chunks) if workers == 1 else _parallel(judge, recipe, space, keep, workers, chunks)
     try:
         for part in parts:
             ranking.add(part)
@@ -65,13 +65,17 @@ def _alone(judge: Judge, chunks: Iterator[tuple[int, int]]) -> Generator[Ranking
 
 
 def _parallel(
-    recipe: Recipe, space: Space, keep: int, workers: int, chunks: Iterator[tuple[int, int]]
+    judge: Judge, recipe: Recipe, space: Space, keep: int, workers: int, chunks: Iterator[tuple[int, int]]
 ) -> Generator[Ranking, None, None]:
-    """Rankings in the order in which they are done. Only a few chunks wait at a time, however many there are."""
+    """Rankings in the order in which they are done. Only a few chunks wait at a time, however many there are.
+
+    While the processes start, ``judge`` does their work.
+    """
     executor = ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(recipe, space, keep)
     )
     pending: set[Future[Ranking]] = set()
+    started = False
     try:
         while True:
             while len(pending) < 2 * workers and (chunk := next(chunks, None)) is not None:
@@ -79,6 +83,10 @@ def _parallel(
                     pending.add(executor.submit(_judge, *chunk))
             if not pending:
                 return
+            if not started and (chunk := next(chunks, None)) is not None:
+                yield judge.judge(*chunk)
+                started = any(future.done() for future in pending)
+                continue
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
