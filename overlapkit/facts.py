@@ -152,7 +152,7 @@ def derive(recipe: Recipe) -> Facts:
         versions=versions,
         gpu=gpu,
         gpus_per_node=_gpus_per_node(recipe, gpu),
-        nvlink_domain_size=recipe.cluster.nvlink_domain_size or (gpu.nvlink_domain_size if gpu else None),
+        nvlink_domain_size=_nvlink_domain_size(recipe, gpu),
         cuda_multicast=_cuda_multicast(recipe, gpu),
         parallelism=parallelism,
         sequence_parallel=bool(recipe.model.sequence_parallel),
@@ -194,6 +194,15 @@ def _gpu(recipe: Recipe, place: Place) -> Gpu | None:
         hint = f"did you mean {near}?" if near else f"known are {', '.join(gpu_names())}"
         raise place.error("cluster.gpu", f"{shown(spelling)} is not a known GPU", hint)
     return gpu
+
+
+def _nvlink_domain_size(recipe: Recipe, gpu: Gpu | None) -> int | None:
+    """GPUs that NVLink connects: as the recipe says, else of a smaller node than usual no more than it has."""
+    given, node = recipe.cluster.nvlink_domain_size, _gpus_per_node(recipe, gpu)
+    if given is not None or gpu is None or gpu.nvlink_domain_size is None or node is None:
+        return given or (gpu.nvlink_domain_size if gpu else None)
+    rack_wide = gpu.gpus_per_node is not None and gpu.nvlink_domain_size > gpu.gpus_per_node
+    return gpu.nvlink_domain_size if rack_wide else min(gpu.nvlink_domain_size, node)
 
 
 def _gpus_per_node(recipe: Recipe, gpu: Gpu | None) -> int | None:

@@ -74,6 +74,15 @@ def test_places_of_llama2_7b() -> None:
     assert found[placement.MODEL] == found[placement.INSTANCE] == "mixed"
 
 
+def test_a_smaller_node_than_usual_has_a_smaller_nvlink_domain() -> None:
+    recipe = "recipes/qwen3_30b_a3b_16xh100.yaml"
+    placed = overlapkit.volume(recipe, ["cluster.gpus_per_node=4", "model.expert_model_parallel_size=8"])
+    assert placed.layout.node == 4
+    assert {row.placement for row in placed.stages[0].rows if row.axis == "ep"} == {"mixed"}
+    slower, faster = (overlapkit.estimate(recipe, [f"cluster.gpus_per_node={node}"]) for node in (4, 8))
+    assert slower.groups["ep"].total_s > 2 * faster.groups["ep"].total_s
+
+
 def test_an_nvlink_domain_is_one_node() -> None:
     recipe: dict[str, Any] = {
         "cluster": {"gpu": "gb200", "num_gpus": 64},

@@ -133,7 +133,7 @@ def leaves_nvlink_domain(f: Facts, s: State) -> Finding:
     tp = f.parallelism.tp
     if not s[OVERLAP] or tp == 1:
         return None
-    domain, node = _nvlink_domain(f), f.gpus_per_node
+    domain, node = f.nvlink_domain_size, f.gpus_per_node
     if domain is not None and tp > domain:
         return obstacle(
             f,
@@ -156,15 +156,6 @@ def leaves_nvlink_domain(f: Facts, s: State) -> Finding:
         by=TRANSFORMER_ENGINE,
         at="initialize_ub",
     )
-
-
-def _nvlink_domain(f: Facts) -> int | None:
-    """GPUs that NVLink connects: as the recipe says, else of a smaller node than usual no more than it has."""
-    domain, node = f.nvlink_domain_size, f.gpus_per_node
-    if f.recipe.cluster.nvlink_domain_size is not None or f.gpu is None or domain is None or node is None:
-        return domain
-    rack_wide = f.gpu.gpus_per_node is not None and domain > f.gpu.gpus_per_node
-    return domain if rack_wide else min(domain, node)
 
 
 @rule("TP005", source="transformer-engine pytorch/module/base.py initialize_ub")
