@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from overlapkit.errors import RecipeError
+from overlapkit.cli_options import refuse_script
 
 
 class EstimateFormat(str, Enum):
@@ -42,7 +42,7 @@ def estimate_command(
     from overlapkit.resolver import plan as plan_of
     from overlapkit.resolver import read_recipe
 
-    _refuse(recipe)
+    refuse_script(recipe)
     if plot is not None:
         from overlapkit.render.plots import check_plot
 
@@ -74,9 +74,3 @@ def estimate_command(
         from overlapkit.render.estimate import print_estimate
 
         print_estimate(found, plan, sys.stdout)
-
-
-def _refuse(recipe: str) -> None:
-    if recipe.endswith(".sh"):
-        hint = f"overlapkit resolve --megatron-lm-args {recipe} --save recipe.yaml writes the script's recipe"
-        raise RecipeError("a recipe is a YAML file", source=recipe, hint=hint)

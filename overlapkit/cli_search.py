@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from overlapkit.cli_options import refuse_script
 from overlapkit.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ def search_command(
     ] = None,
     gpus: Annotated[Optional[str], _range("--gpus", "Numbers of GPUs; the recipe's when absent.")] = None,  # noqa: UP045
     tp: Annotated[Optional[str], _range("--tp", "TP: 1,2,4 or 1-8; usual sizes when absent.")] = None,  # noqa: UP045
-    pp: Annotated[Optional[str], _range("--pp", "PP.")] = None,  # noqa: UP045
-    vp: Annotated[Optional[str], _range("--vp", "VP, 1 for none.")] = None,  # noqa: UP045
-    cp: Annotated[Optional[str], _range("--cp", "CP.")] = None,  # noqa: UP045
-    ep: Annotated[Optional[str], _range("--ep", "EP.")] = None,  # noqa: UP045
+    pp: Annotated[Optional[str], _range("--pp", "PP: pipeline stages.")] = None,  # noqa: UP045
+    vp: Annotated[Optional[str], _range("--vp", "VP: chunks per stage, 1 for none.")] = None,  # noqa: UP045
+    cp: Annotated[Optional[str], _range("--cp", "CP: ranks that share a sequence.")] = None,  # noqa: UP045
+    ep: Annotated[Optional[str], _range("--ep", "EP: ranks that share the experts.")] = None,  # noqa: UP045
     mbs: Annotated[Optional[str], _range("--mbs", "Micro-batch sizes.")] = None,  # noqa: UP045
     recompute: Annotated[
         Optional[str],  # noqa: UP045
@@ -61,7 +62,10 @@ def search_command(
     ] = None,
     submit: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="EXECUTOR.py", help="Measure them: a NeMo-Run experiment on this file's executor()."),
+        typer.Option(
+            metavar="EXECUTOR.py",
+            help="Measure them: a NeMo-Run experiment by this file's executor(), task().",
+        ),
     ] = None,
 ) -> None:
     """The fastest layouts of a model on its GPUs: which are legal, fit the memory, and how long a step takes.
@@ -123,7 +127,7 @@ def _saved(recipe: str, best: Sequence[Found], folder: str | None, submit: str |
         return ()
     files = save_recipes(recipe, best, folder if folder is not None else Path(f"search_{Path(recipe).stem}"))
     if files:
-        say(f"{len(files)} recipes are written to {files[0].parent}")
+        say(f"{len(files)} {'recipe is' if len(files) == 1 else 'recipes are'} written to {files[0].parent}")
     return files
 
 
@@ -133,15 +137,15 @@ def _refuse(recipe: str, top: int, workers: int | None, submit: str | None, fold
     Raises:
         RecipeError: what is wrong with one of them.
     """
-    if recipe.endswith(".sh"):
-        hint = f"overlapkit resolve --megatron-lm-args {recipe} --save recipe.yaml writes the script's recipe"
-        raise RecipeError("a recipe is a YAML file", source=recipe, hint=hint)
+    refuse_script(recipe)
     if not 1 <= top <= _MOST_SHOWN:
         raise RecipeError(f"{top} is not between 1 and {_MOST_SHOWN:,}", source="--top")
     if workers is not None and not 1 <= workers <= _MOST_WORKERS:
         raise RecipeError(f"{workers} is not between 1 and {_MOST_WORKERS:,}", source="--workers")
     if submit is not None and not Path(submit).is_file():
         raise RecipeError("there is no such file", source=submit, hint="name a Python file that has executor()")
+    if submit is not None:
+        import overlapkit.integrations.nemo_run  # noqa: F401  says before the search that it is not installed
     if folder is not None:
         from overlapkit.whole_files import check_folder
 

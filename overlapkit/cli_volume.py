@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from overlapkit.cli_options import refuse_script
 from overlapkit.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -87,9 +88,7 @@ def volume_command(
 
 def _refuse(recipe: str, output: VolumeFormat, *, diff: bool, phases: bool, nodes: bool) -> None:
     """Raises for options that would be passed over in silence."""
-    if recipe.endswith(".sh"):
-        hint = f"overlapkit resolve --megatron-lm-args {recipe} --save recipe.yaml writes the script's recipe"
-        raise RecipeError("a recipe is a YAML file", source=recipe, hint=hint)
+    refuse_script(recipe)
     if nodes and output is VolumeFormat.csv:
         raise RecipeError("--nodes goes with --format text and json", source="volume")
     if diff and output is VolumeFormat.text and (phases or nodes):

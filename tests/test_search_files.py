@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from test_search import LLAMA, found, quiet
 
+from overlapkit.cli import main
 from overlapkit.cost.estimate import estimate_of
 from overlapkit.errors import RecipeError
 from overlapkit.facts import derive
@@ -97,3 +99,28 @@ def test_a_folder_is_refused_before_the_search(tmp_path: Path, folder: str, said
         check_folder(f"{tmp_path}/{folder}" if folder else "")
     check_folder(f"{tmp_path}/new/folder")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_submitting_without_nemo_run_is_refused_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "nemo_run", None)
+    monkeypatch.delitem(sys.modules, "overlapkit.integrations.nemo_run", raising=False)
+    Path("own.py").write_text("def executor(): ...\n", "utf-8")
+    monkeypatch.setattr(sys, "argv", ["overlapkit", "search", str(LLAMA), "--submit", "own.py"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, said = capsys.readouterr()
+    assert (ended.value.code, out, len(said.splitlines())) == (2, "", 1)
+    assert "pip install 'overlapkit[nemo-run]'" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
+
+
+def test_one_recipe_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges = ["--tp", "4", "--pp", "4", "--cp", "2", "--vp", "5", "--mbs", "1", "--recompute", "none", "--top", "1"]
+    argv = ["overlapkit", "search", str(LLAMA), *ranges, "--save-recipes", str(tmp_path / "top")]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == f"1 recipe is written to {tmp_path / 'top'}\n"
