@@ -72,7 +72,7 @@ Points = dict[Key, dict[int, float]]
 
 def read_package(place: Path) -> Points:
     """The points of the package's tables. One row in two is for bytes, which NCCL moves like any type."""
-    from pyarrow.parquet import read_table as read_parquet  # type: ignore[import-untyped]
+    from pyarrow.parquet import read_table as read_parquet
 
     points: Points = defaultdict(dict)
     for system in SYSTEMS:

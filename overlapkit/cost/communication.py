@@ -11,8 +11,7 @@ from overlapkit.volume.model import Model
 from overlapkit.volume.placement import RankLayout, ranks_per_node
 from overlapkit.volume.rows import Row
 
-_FORWARD, _BACKWARD, _STEP = 0, 1, 2
-_PASS = {"forward": _FORWARD, "backward": _BACKWARD, "recompute": _BACKWARD}
+_BACKWARD = ("backward", "recompute")  # phases of the backward pass
 DATA_AXES = ("dp", "expert_dp")  # whose forward and backward calls are of the step, not of each microbatch
 
 
@@ -56,25 +55,25 @@ def axes_of(
     """
     found: dict[str, Axis] = {}
     for row in rows:
-        axis = found.get(row.axis)
+        name, op, group, observable = row.axis, row.op, row.group, row.observable
+        axis = found.get(name)
         if axis is None:
-            axis = found[row.axis] = Axis()
+            axis = found[name] = Axis()
         axis.message_bytes += row.message_bytes
-        if row.op == "recv":
+        if op == "recv":
             continue  # the other side's send
         width = 1.0
-        if row.op == "all_gather" and row.dtype == model.dtype:
-            width = hardware.gather_width if row.axis == "tp" else gather_width if row.axis in DATA_AXES else 1.0
+        if op == "all_gather" and row.dtype == model.dtype:
+            width = hardware.gather_width if name == "tp" else gather_width if name in DATA_AXES else 1.0
         for share in row.phases:
-            each = share.message_bytes / share.count * width
-            key = (row.group, row.op, row.observable, each)
+            count = share.count
+            each = share.message_bytes * width / count
+            key = (group, op, observable, each)
             seconds = known.get(key)
             if seconds is None:
-                per_node = ranks_per_node(layout, row.group)
-                seconds = known[key] = _call_seconds(
-                    hardware, model, row, each, per_node, split=split_messages and row.axis == "pp"
-                )
-            _add(axis, row, share.phase, share.count * seconds)
+                per_node, split = ranks_per_node(layout, group), split_messages and name == "pp"
+                seconds = known[key] = _call_seconds(hardware, model, row, each, per_node, split=split)
+            _add(axis, name, op, share.phase, count * seconds)
     return found
 
 
@@ -93,19 +92,16 @@ def _call_seconds(
     return collective_seconds(hardware.link, row.op, message_bytes, row.size, per_node)
 
 
-def _add(axis: Axis, row: Row, phase: str, seconds: float) -> None:
-    if row.axis in DATA_AXES:
+def _add(axis: Axis, name: str, op: str, phase: str, seconds: float) -> None:
+    if name in DATA_AXES:
         axis.step += seconds
-        if row.op == "all_gather":
-            axis.gathers += seconds
-        return
-    part = _PASS.get(phase, _STEP)
-    if part == _FORWARD:
+        axis.gathers += seconds if op == "all_gather" else 0.0
+    elif phase == "forward":
         axis.forward += seconds
-        axis.ring_forward += seconds if row.op == "send" else 0.0
-    elif part == _BACKWARD:
+        axis.ring_forward += seconds if op == "send" else 0.0
+    elif phase in _BACKWARD:
         axis.backward += seconds
-        axis.ring_backward += seconds if row.op == "send" else 0.0
+        axis.ring_backward += seconds if op == "send" else 0.0
     else:
         axis.step += seconds
-        axis.sends += seconds if row.op == "send" else 0.0
+        axis.sends += seconds if op == "send" else 0.0

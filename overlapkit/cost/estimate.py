@@ -12,7 +12,7 @@ from overlapkit.cost.flops import model_flops_per_token
 from overlapkit.cost.interval import interval_of, kind_of, notes_of
 from overlapkit.cost.layers import Seconds
 from overlapkit.cost.result import Estimate, GroupTime, Parts, Saving, StageTime, Timeline
-from overlapkit.cost.step import Step, Switches, Work, chunks_of, step_of, step_seconds, switches_of, work_of
+from overlapkit.cost.step import Step, Switches, Work, chunks_of, step_of, switches_of, work_of
 from overlapkit.cost.userbuffers import NOTHING
 from overlapkit.facts import Facts, derive
 from overlapkit.plan import Plan
@@ -136,7 +136,9 @@ def _saves(work: Work, switches: Switches, step: Step) -> dict[str, Saving]:
     for name, parts in _SAVES.items():
         if not getattr(switches, parts[0]):
             continue
-        seconds = step_seconds(work, switches._replace(**dict.fromkeys(parts, False))) - step.seconds
+        without = switches._replace(**dict.fromkeys(parts, False))
+        same = (without.tp, without.ep) == (switches.tp, switches.ep)
+        seconds = step_of(work, without, step.passes if same else None).seconds - step.seconds
         share = seconds / step.seconds
         ends = sorted((share * low, share * high))
         found[name] = Saving(seconds=seconds, share=share, low_share=ends[0], high_share=ends[1])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from overlapkit.cost.attention import memory_seconds
 from overlapkit.cost.constants import Constants
 from overlapkit.cost.hardware import Hardware
 from overlapkit.volume.model import Model
 from overlapkit.volume.parameters import Parameters, blocks_of
+from overlapkit.volume.stages import Chunk
 
 
 def held_parameters(model: Model, found: Parameters, stage: int) -> tuple[int, int]:
     """Elements on one rank of a stage: those reduced over DP, those reduced over expert DP."""
-    dense = expert = 0
-    for chunk in model.stages[stage]:
-        for count, block in blocks_of(found, chunk):
-            dense += count * block.plain[0]
-            expert += count * block.plain[1]
-    return dense, expert
+    chunks = model.stages[stage]
+    moe = chunks[0].moe if len(chunks) == 1 else tuple(chain.from_iterable(chunk.moe for chunk in chunks))
+    whole = Chunk(0, moe, embedding=chunks[0].embedding, output=chunks[-1].output)
+    blocks = blocks_of(found, whole)
+    return sum(n * block.plain[0] for n, block in blocks), sum(n * block.plain[1] for n, block in blocks)
 
 
 def updated_parameters(model: Model, dense: int, expert: int) -> float:

@@ -133,11 +133,11 @@ def switches_of(work: Work, plan: Plan) -> Switches:
     )
 
 
-def step_of(work: Work, switches: Switches) -> Step:
-    """The step with these overlaps."""
+def step_of(work: Work, switches: Switches, passes: tuple[Pass, ...] | None = None) -> Step:
+    """The step with these overlaps; ``passes`` are those of a step that differs in data and pipeline overlaps alone."""
     model, c = work.model, work.constants
     m, v = model.microbatches, chunks_of(model)
-    passes = tuple(_pass(c, stage, switches) for stage in work.stages)
+    passes = passes or tuple([_pass(c, stage, switches) for stage in work.stages])
     times = [each.forward + each.backward for each in passes]
     longest = max(times)
     body = (m - 1 / v) * longest + sum([times[index] for index in work.which]) / v
