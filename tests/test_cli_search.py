@@ -155,7 +155,11 @@ def test_an_experiment_measures_the_layouts_that_are_saved(tmp_path: Path, monke
         ),
         (
             ("recipes/llama3_70b_lora_8xh100.yaml",),
-            "recipes/llama3_70b_lora_8xh100.yaml:38: peft: the memory of frozen parameters is not modelled",
+            "recipes/llama3_70b_lora_8xh100.yaml:38: peft: the time of frozen parameters is not modelled",
+        ),
+        (
+            (LLAMA, "model.is_hybrid_model=true"),
+            "command line: model.is_hybrid_model: the time of hybrid models is not modelled",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

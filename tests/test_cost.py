@@ -122,6 +122,12 @@ def test_the_interval_holds_the_estimate_and_is_wider_where_less_is_known() -> N
     assert any("kernel by kernel" in note for note in eager.notes)
 
 
+def test_nvlink_that_joins_only_part_of_a_host_is_told() -> None:
+    boards = ("cluster.gpu=h100_pcie", "cluster.gpus_per_node=8")
+    assert any("NVLink joins 2 GPUs of a host of 8" in note for note in of(DENSE, *boards).notes)
+    assert not any("NVLink" in note for note in of(DENSE).notes)
+
+
 def test_what_is_assumed_is_named() -> None:
     assert "cluster.nic_gbps=400" in of(DENSE).assumed
     assert not any("nic" in each for each in of(DENSE, "cluster.nic_gbps=200").assumed)
@@ -145,6 +151,7 @@ def test_the_whole_estimate_is_plain_json() -> None:
     ("overrides", "said"),
     [
         (["cluster.gpu=null"], "cluster.gpu: estimate needs the GPU"),
+        (["cluster.gpu=h100_pcie"], "cluster.gpus_per_node: estimate needs the GPUs of a host"),
         (["cluster.gpu=vr200"], "cluster.gpu: the time on vr200 is not modelled"),
         (["cluster.gpu=a100", "mixed_precision=bf16_with_fp8_delayed_scaling_mixed"], "the time of FP8 GEMMs on a100"),
         (["mixed_precision=bf16_with_nvfp4_mixed"], "the time of FP4 GEMMs on h100"),

@@ -78,7 +78,7 @@ def estimate_of(
         parts=_parts(work, step, groups),
         saves=_saves(work, switches, step),
         assumed=(*volume.assumed, *work.assumed),
-        notes=notes_of(plan, work, switches, kind),
+        notes=notes_of(facts, plan, work, switches, kind),
         timeline=_timeline(work, step),
     )
 

@@ -66,6 +66,9 @@ def hardware_of(facts: Facts, constants: Constants) -> tuple[Hardware, tuple[str
     if not _peak_tflops(gpu, precision) or precision not in constants.gemm[gpu.name]:
         path = "mixed_precision" if recipe.mixed_precision is not None else "model"
         raise place.error(path, f"the time of {precision.upper()} GEMMs on {gpu.name} is not modelled")
+    if facts.gpus_per_node is None:
+        because = f"estimate needs the GPUs of a host, which differ with {gpu.name}"
+        raise place.error("cluster.gpus_per_node", because, "for example cluster.gpus_per_node=8")
     nic = recipe.cluster.nic_gbps
     given = nic or gpu.nic_gbps
     if not given:

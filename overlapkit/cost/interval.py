@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from overlapkit.cost.constants import Constants
 from overlapkit.cost.step import Switches, Work
+from overlapkit.facts import Facts
 from overlapkit.plan import Plan
 
 _NOT_MEASURED = "not_measured"
@@ -26,7 +27,7 @@ def interval_of(constants: Constants, kind: str) -> tuple[float, float]:
     return found.low, found.high
 
 
-def notes_of(plan: Plan, work: Work, switches: Switches, kind: str) -> tuple[str, ...]:
+def notes_of(facts: Facts, plan: Plan, work: Work, switches: Switches, kind: str) -> tuple[str, ...]:
     """Why this estimate is less certain than others, a sentence each."""
     notes = []
     gpu = work.hardware.gpu
@@ -39,6 +40,9 @@ def notes_of(plan: Plan, work: Work, switches: Switches, kind: str) -> tuple[str
         notes.append(f"no step times on {gpu.name} were at hand: the interval is assumed")
     elif kind == _NOT_MEASURED:
         notes.append("no step times of this kind were at hand: the interval is assumed")
+    inside, host = facts.nvlink_domain_size, facts.gpus_per_node
+    if inside is not None and host is not None and inside < host:
+        notes.append(f"NVLink joins {inside} GPUs of a host of {host}: the time is as if it joined all of them")
     if kind == "moe_eager":
         notes.append("MoE layers that the host launches kernel by kernel are estimated worst, mostly as too fast")
         if switches.ep and gpu.blackwell_or_newer:

@@ -13,7 +13,6 @@ from overlapkit.cost.memory import capacity_of, memory_constants, memory_of, mos
 from overlapkit.errors import OverlapkitError, RecipeError
 from overlapkit.facts import Facts, derive
 from overlapkit.recipe import Recipe, recipe_from_mapping
-from overlapkit.recipe.place import Place
 from overlapkit.resolver import plan as plan_of
 from overlapkit.search.changes import Changes, changed_mapping, changes_of
 from overlapkit.search.feasible import NO_SPLIT
@@ -22,6 +21,7 @@ from overlapkit.search.ranking import Candidate, Ranking
 from overlapkit.search.result import Found, Search
 from overlapkit.search.work import judged
 from overlapkit.volume.predict import predict
+from overlapkit.volume.requirements import refuse_unmodelled
 
 _SPARE = 20  # candidates kept beyond those that are shown, in case a rule refuses one after all
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "seq_length")
@@ -74,7 +74,7 @@ def search(
         NothingFound: no layout is legal and fits.
     """
     facts = derive(source.recipe)
-    _check_sizes(facts)
+    _check(facts)
     space = space_of(facts, ranges, recompute)
     ranking, interrupted = judged(
         source.recipe,
@@ -104,16 +104,14 @@ def search(
     )
 
 
-def _check_sizes(facts: Facts) -> None:
+def _check(facts: Facts) -> None:
     recipe = facts.recipe
     missing = [f"model.{name}" for name in _SIZES if getattr(recipe.model, name) is None]
     missing += [] if recipe.train.global_batch_size is not None else ["train.global_batch_size"]
     if missing:
         names = missing[0] if len(missing) == 1 else f"{', '.join(missing[:-1])} and {missing[-1]}"
         raise RecipeError(f"search needs {names}", source=recipe.source, hint=f"add {missing[0]}: …")
-    if recipe.peft is not None:
-        place = Place(recipe.source, recipe.lines, recipe.overridden)
-        raise place.error("peft", "the memory of frozen parameters is not modelled", "search answers for peft=null")
+    refuse_unmodelled(facts, approximate=True)
 
 
 def _shown(

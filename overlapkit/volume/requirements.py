@@ -83,7 +83,7 @@ def check(facts: Facts, plan: Plan, *, approximate: bool = False) -> None:
     """
     recipe = facts.recipe
     place = Place(recipe.source, recipe.lines, recipe.overridden)
-    answer, counted = ("estimate", "time") if approximate else ("volume", "traffic")
+    answer = "estimate" if approximate else "volume"
     missing = [f"{section}.{name}" for section, name in _NEEDED if getattr(getattr(recipe, section), name) is None]
     if missing:
         names = missing[0] if len(missing) == 1 else f"{', '.join(missing[:-1])} and {missing[-1]}"
@@ -92,16 +92,27 @@ def check(facts: Facts, plan: Plan, *, approximate: bool = False) -> None:
         layers = getattr(recipe.model, name) or 0
         if layers > _MOST_LAYERS:
             raise place.error(f"model.{name}", f"{layers} layers are more than the {_MOST_LAYERS} that {answer} counts")
-    refusals = list(_refusals(facts, approximate=approximate))
-    if refusals:
-        (path, what, hint), *more = refusals
-        also = "".join(f", nor is that of {other} ({where})" for where, other, _ in more)
-        raise place.error(path, f"the {counted} of {what} is not modelled{also}", hint)
+    refuse_unmodelled(facts, approximate=approximate)
     for decision in plan.decisions:
         if decision.code in _NO_LAYOUT and decision.severity == "error":
             raise place.error(decision.subject, decision.because, decision.fix)
     for path, problem in _indivisible(facts):
         raise place.error(path, problem)
+
+
+def refuse_unmodelled(facts: Facts, *, approximate: bool) -> None:
+    """Raises where the recipe asks for what is not modelled, whatever its sizes are.
+
+    Raises:
+        RecipeError: all of it is named.
+    """
+    refusals = list(_refusals(facts, approximate=approximate))
+    if refusals:
+        (path, what, hint), *more = refusals
+        also = "".join(f", nor is that of {other} ({where})" for where, other, _ in more)
+        counted = "time" if approximate else "traffic"
+        place = Place(facts.recipe.source, facts.recipe.lines, facts.recipe.overridden)
+        raise place.error(path, f"the {counted} of {what} is not modelled{also}", hint)
 
 
 def _refusals(facts: Facts, *, approximate: bool) -> Iterator[tuple[str, str, str | None]]:
