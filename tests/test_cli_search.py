@@ -218,6 +218,11 @@ def test_ctrl_c_shows_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr == f"overlapkit: interrupted: {judged} layouts judged, 5 of 8 points of the space\n"
 
 
+def _takes_ctrl_c() -> None:
+    """A job in the background of a shell, as tests may be, ignores it, and so do its children unless told otherwise."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _read(terminal: int) -> bytes:
     """What is there; nothing once no process has the other end."""
     try:
@@ -237,6 +242,7 @@ def test_ctrl_c_on_a_terminal_ends_every_process_with_one_line() -> None:
         stdout=subprocess.PIPE,
         stderr=theirs,
         start_new_session=True,
+        preexec_fn=_takes_ctrl_c,
     ) as process:
         os.close(theirs)
         shown = b""
@@ -269,6 +275,7 @@ def test_ctrl_c_twice_is_one_line_and_leaves_no_process(workers: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_takes_ctrl_c,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "\n"
