@@ -76,12 +76,6 @@ BRIDGE = (
 )
 
 
-def first_guess(parameters: Sequence[Parameter], constants: Constants) -> Constants:
-    for parameter in parameters:
-        constants = parameter.set(constants, parameter.guess)
-    return constants
-
-
 def values_of(parameters: Sequence[Parameter], constants: Constants) -> dict[str, float]:
     found = {}
     for parameter in parameters:

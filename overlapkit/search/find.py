@@ -21,7 +21,7 @@ from overlapkit.search.ranking import Candidate, Ranking
 from overlapkit.search.result import Found, Search
 from overlapkit.search.work import judged
 from overlapkit.volume.predict import predict
-from overlapkit.volume.requirements import refuse_unmodelled
+from overlapkit.volume.requirements import needs, refuse_unmodelled
 
 _SPARE = 20  # candidates kept beyond those that are shown, in case a rule refuses one after all
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "seq_length")
@@ -109,8 +109,7 @@ def _check(facts: Facts) -> None:
     missing = [f"model.{name}" for name in _SIZES if getattr(recipe.model, name) is None]
     missing += [] if recipe.train.global_batch_size is not None else ["train.global_batch_size"]
     if missing:
-        names = missing[0] if len(missing) == 1 else f"{', '.join(missing[:-1])} and {missing[-1]}"
-        raise RecipeError(f"search needs {names}", source=recipe.source, hint=f"add {missing[0]}: …")
+        raise needs("search", missing, recipe.source)
     refuse_unmodelled(facts, approximate=True)
 
 

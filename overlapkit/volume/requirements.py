@@ -86,8 +86,7 @@ def check(facts: Facts, plan: Plan, *, approximate: bool = False) -> None:
     answer = "estimate" if approximate else "volume"
     missing = [f"{section}.{name}" for section, name in _NEEDED if getattr(getattr(recipe, section), name) is None]
     if missing:
-        names = missing[0] if len(missing) == 1 else f"{', '.join(missing[:-1])} and {missing[-1]}"
-        raise RecipeError(f"{answer} needs {names}", source=recipe.source, hint=f"add {missing[0]}: …")
+        raise needs(answer, missing, recipe.source)
     for name in ("num_layers", "mtp_num_layers"):
         layers = getattr(recipe.model, name) or 0
         if layers > _MOST_LAYERS:
@@ -98,6 +97,12 @@ def check(facts: Facts, plan: Plan, *, approximate: bool = False) -> None:
             raise place.error(decision.subject, decision.because, decision.fix)
     for path, problem in _indivisible(facts):
         raise place.error(path, problem)
+
+
+def needs(answer: str, missing: list[str], source: str) -> RecipeError:
+    """What to raise where ``answer`` cannot do without these fields, of which there is at least one."""
+    names = missing[0] if len(missing) == 1 else f"{', '.join(missing[:-1])} and {missing[-1]}"
+    return RecipeError(f"{answer} needs {names}", source=source, hint=f"add {missing[0]}: …")
 
 
 def refuse_unmodelled(facts: Facts, *, approximate: bool) -> None:
